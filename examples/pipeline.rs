@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use firebox::engine::{Engine, EngineConfig, Event, Piped, Pipeline, Stage};
+use firebox::engine::{Engine, EngineConfig, Event, Pipeline, PipelineEvent, Stage};
 use firebox::heads::HeadPoolConfig;
 use firebox::{GenerationConfig, Model, RuntimeError, device};
 
@@ -48,10 +48,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         println!("{said}");
         for event in pipeline.ask(said) {
             match event {
-                Piped::Routed { stage, confidence } => print!("  [{stage}, {:.0} %] ", 100.0 * confidence),
-                Piped::Replaced { by, why, .. } => print!("  [{why}; {by} answers] "),
-                Piped::Said(Event::Piece(piece)) => print!("{}", piece.text),
-                Piped::Said(_) => {}
+                PipelineEvent::Routed { stage, confidence } => {
+                    print!("  [{stage}, {:.0} %] ", 100.0 * confidence)
+                }
+                PipelineEvent::Replaced { by, why, .. } => print!("  [{why}; {by} answers] "),
+                PipelineEvent::Answer(Event::Piece(piece)) => print!("{}", piece.text),
+                PipelineEvent::Answer(_) => {}
             }
         }
         println!();

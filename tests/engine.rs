@@ -9,7 +9,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
-use firebox::engine::{Engine, EngineConfig, Event, Piped, Pipeline, Request, Stage};
+use firebox::engine::{Engine, EngineConfig, Event, Pipeline, PipelineEvent, Request, Stage};
 use firebox::residency::ResidencyOptions;
 use firebox::schedule::{AdmissionConfig, Priority, ScheduleCounters};
 use firebox::thermal::Thermometer;
@@ -141,7 +141,7 @@ fn nobody_listens_any_more() {
     let mut answering = engine.generate(Request::new("llama", prompt(1, 4)).with_config(tokens(100_000)));
     assert!(matches!(answering.next(), Some(Event::Waiting { .. } | Event::Piece(_))));
     drop(answering);
-    soon("a request without a listener ends", || engine.with_host(|host| host.under_way()).unwrap() == 0);
+    soon("a request without a listener ends", || engine.with_core(|core| core.under_way()).unwrap() == 0);
 }
 
 #[test]
@@ -163,9 +163,9 @@ fn who_listens_slowly_holds_up_nobody_else() {
     let slow = engine.generate(Request::new("llama", prompt(1, 4)).with_config(tokens(300)));
     let fast = engine.generate(Request::new("llama", prompt(2, 4)).with_config(tokens(200)));
     assert_eq!(fast.wait().unwrap().summary.tokens.len(), 200);
-    assert_eq!(engine.with_host(|host| host.under_way()).unwrap(), 1, "it has not ended");
+    assert_eq!(engine.with_core(|core| core.under_way()).unwrap(), 1, "it has not ended");
     // Its event buffer is full, so it is paused.
-    let layers = || engine.with_host(|host| host.counters().layers).unwrap();
+    let layers = || engine.with_core(|core| core.counters().layers).unwrap();
     let mut before = layers();
     soon("it waits", || {
         thread::sleep(Duration::from_millis(20));
@@ -196,7 +196,7 @@ fn what_is_done_with_the_host_may_panic() {
     let model = model("llama");
     let engine = engine(&[("llama", &model)]);
     let answering = engine.generate(Request::new("llama", prompt(1, 4)).with_config(tokens(20)));
-    let acted = engine.with_host(|_| -> usize { panic!("on purpose") });
+    let acted = engine.with_core(|_| -> usize { panic!("on purpose") });
     assert!(matches!(acted, Err(RuntimeError::Panicked { reason }) if reason == "on purpose"));
     assert_eq!(answering.wait().unwrap().summary.tokens.len(), 20);
 }
@@ -224,7 +224,7 @@ fn a_session_goes_on_beside_an_engine_that_streams() {
         let engine = engine.clone();
         move || {
             for round in 0..150u32 {
-                let mut session = engine.with_host(|host| host.session("model")).unwrap().unwrap();
+                let mut session = engine.with_core(|core| core.session("model")).unwrap().unwrap();
                 session.feed(&prompt(round, 40)).unwrap();
             }
             done.send(()).unwrap();
@@ -300,14 +300,14 @@ fn a_pipeline_has_an_answer_whatever_fails() {
         let (mut was_replaced, mut said) = (false, None);
         for event in asked.by_ref() {
             match event {
-                Piped::Routed { .. } => {}
-                Piped::Replaced { .. } => was_replaced = true,
-                Piped::Said(Event::Finished(outcome)) => said = Some(outcome.summary.tokens),
-                Piped::Said(Event::Failed(failure)) => panic!("{text}: {}", failure.error),
-                Piped::Said(_) => {}
+                PipelineEvent::Routed { .. } => {}
+                PipelineEvent::Replaced { .. } => was_replaced = true,
+                PipelineEvent::Answer(Event::Finished(outcome)) => said = Some(outcome.summary.tokens),
+                PipelineEvent::Answer(Event::Failed(failure)) => panic!("{text}: {}", failure.error),
+                PipelineEvent::Answer(_) => {}
             }
         }
-        assert_eq!((asked.by(), was_replaced), (by, replaced), "{text}");
+        assert_eq!((asked.stage(), was_replaced), (by, replaced), "{text}");
         assert_eq!(said.unwrap(), alone(model, &prompt(text.len() as u32, 6), tokens(8)), "{text}");
     }
 }
@@ -353,7 +353,7 @@ fn overloaded(time: Duration) -> (ScheduleCounters, usize) {
         listening = going;
         refused += done.into_iter().map(judged).sum::<usize>();
     }
-    let counters = engine.with_host(|host| host.counters().clone()).unwrap();
+    let counters = engine.with_core(|core| core.counters().clone()).unwrap();
     refused += listening.into_iter().map(judged).sum::<usize>();
     (counters, refused)
 }

@@ -86,12 +86,12 @@ fn tokens(most: usize) -> GenerationConfig {
 }
 
 fn kept(engine: &Engine, name: &'static str) -> u64 {
-    let kept = move |host: &mut firebox::engine::EngineCore| {
-        host.models()
+    let resident = move |core: &mut firebox::engine::EngineCore| {
+        core.models()
             .find(|(other, _)| *other == name)
             .map(|(_, model)| model.residency().unwrap().resident_bytes())
     };
-    engine.with_host(kept).unwrap().unwrap()
+    engine.with_core(resident).unwrap().unwrap()
 }
 
 #[test]

@@ -13,13 +13,13 @@ use firebox_runtime::{Finish, PrefixTree, RuntimeError, Session};
 
 use crate::clock::Clock;
 use crate::event::Event;
-use crate::prefill_chunks::{Prompt, Room, prefill_chunks};
+use crate::prefill_chunks::{PrefillBudget, Prompt, prefill_chunks};
 use crate::prefill_pacer::{PrefillPacer, Work};
 use crate::sequence::{Need, RequestId, Sequence};
 use crate::shield::{computed, shielded};
 
 /// Prompts from this length on are cached as prefixes before their answer has ended.
-const WORTH_KEEPING: usize = PAGE_TOKENS;
+const MIN_CACHED_PROMPT: usize = PAGE_TOKENS;
 
 /// Sequences of one model that go through its layers together, layer by layer.
 ///
@@ -30,10 +30,10 @@ pub(crate) struct Batch {
     decoder: Arc<Decoder>,
     prefixes: PrefixTree,
     sequences: Vec<Sequence>,
-    answering: Option<InFlightPass>,
-    feeding: Option<InFlightPass>,
+    decoding: Option<InFlightPass>,
+    prefilling: Option<InFlightPass>,
     /// The most rows of a prefill pass since prefill last ended.
-    fed: usize,
+    prefill_rows: usize,
     pacer: PrefillPacer,
     /// Measured costs of decode passes, from which draft lengths are chosen.
     costs: PassCosts,
@@ -45,7 +45,7 @@ pub(crate) struct Batch {
 #[derive(Debug)]
 struct InFlightPass {
     pass: BatchPass,
-    members: Vec<BatchEntry>,
+    entries: Vec<BatchEntry>,
     /// Steps of the pass: the blocks from the first on, then the unembedding.
     steps: usize,
     took: Duration,
@@ -53,11 +53,11 @@ struct InFlightPass {
 
 impl InFlightPass {
     fn rows(&self) -> usize {
-        self.members.iter().map(|member| member.tokens).sum()
+        self.entries.iter().map(|entry| entry.tokens).sum()
     }
 
     fn work(&self) -> Work {
-        self.members.iter().map(|member| Work::of(member.tokens, member.before)).sum()
+        self.entries.iter().map(|entry| Work::new(entry.tokens, entry.before)).sum()
     }
 }
 
@@ -68,9 +68,9 @@ struct BatchEntry {
     /// Tokens in its cache before the pass.
     before: usize,
     /// Whether the pass covers all tokens of the sequence, so that logits are needed.
-    asks: bool,
+    needs_logits: bool,
     /// Whether it is prefill: a prompt, or evicted tokens that are recomputed.
-    feeds: bool,
+    is_prefill: bool,
     /// Draft tokens at its end.
     drafted: usize,
 }
@@ -78,19 +78,19 @@ struct BatchEntry {
 impl BatchEntry {
     /// Returns after how many of its last tokens logits are needed.
     fn logits(&self) -> usize {
-        if self.asks { 1 + self.drafted } else { 0 }
+        if self.needs_logits { 1 + self.drafted } else { 0 }
     }
 }
 
 /// The result of one step.
 #[derive(Debug, Default)]
-pub(crate) struct Stepped {
+pub(crate) struct StepResult {
     /// How long the layer took; `None` if none ran.
     pub took: Option<Duration>,
     /// The request of each token that was chosen.
     pub tokens: Vec<RequestId>,
     /// Requests that have ended.
-    pub left: Vec<RequestId>,
+    pub ended: Vec<RequestId>,
     /// Sequences that found the page pool exhausted.
     pub starved: Vec<RequestId>,
 }
@@ -104,9 +104,9 @@ impl Batch {
             decoder,
             prefixes,
             sequences: Vec::new(),
-            answering: None,
-            feeding: None,
-            fed: 0,
+            decoding: None,
+            prefilling: None,
+            prefill_rows: 0,
             pacer: PrefillPacer::default(),
             costs: PassCosts::default(),
             drafting: Duration::ZERO,
@@ -123,7 +123,7 @@ impl Batch {
     }
 
     /// Adds a sequence; it takes part from the next pass on.
-    pub fn join(&mut self, sequence: Sequence) {
+    pub fn add(&mut self, sequence: Sequence) {
         self.sequences.push(sequence);
     }
 
@@ -136,8 +136,8 @@ impl Batch {
     }
 
     /// Removes a sequence, unless it is in a pass.
-    pub fn leave(&mut self, id: RequestId) -> Option<Sequence> {
-        if self.is_passing(id) {
+    pub fn remove(&mut self, id: RequestId) -> Option<Sequence> {
+        if self.is_in_pass(id) {
             return None;
         }
         let at = self.sequences.iter().position(|sequence| sequence.id == id)?;
@@ -146,178 +146,183 @@ impl Batch {
 
     /// Abandons the passes under way and rolls their sequences back.
     pub fn abandon(&mut self) {
-        for running in [self.answering.take(), self.feeding.take()].into_iter().flatten() {
-            for member in running.members {
-                if let Some(sequence) = self.get_mut(member.id) {
-                    sequence.abandon_pass(member.before);
+        for in_flight in [self.decoding.take(), self.prefilling.take()].into_iter().flatten() {
+            for entry in in_flight.entries {
+                if let Some(sequence) = self.get_mut(entry.id) {
+                    sequence.abandon_pass(entry.before);
                 }
             }
         }
     }
 
     /// Returns whether a sequence is in a pass that has not ended.
-    pub fn is_passing(&self, id: RequestId) -> bool {
-        self.passing().any(|passing| passing == id)
+    pub fn is_in_pass(&self, id: RequestId) -> bool {
+        self.in_pass().any(|in_pass| in_pass == id)
     }
 
-    fn passing(&self) -> impl Iterator<Item = RequestId> {
-        let running = self.answering.iter().chain(&self.feeding);
-        running.flat_map(|running| &running.members).map(|member| member.id)
+    fn in_pass(&self) -> impl Iterator<Item = RequestId> {
+        let in_flight = self.decoding.iter().chain(&self.prefilling);
+        in_flight.flat_map(|in_flight| &in_flight.entries).map(|entry| entry.id)
     }
 
     /// Returns whether a pass is under way or a sequence can go on.
     pub fn has_work(&self) -> bool {
-        self.answering.is_some()
-            || self.feeding.is_some()
+        self.decoding.is_some()
+            || self.prefilling.is_some()
             || self.sequences.iter().any(|one| !one.held || one.cancelled)
     }
 
     pub fn upcoming_layer(&self) -> usize {
-        let next = |running: &InFlightPass| running.pass.next_layer();
-        match (&self.answering, &self.feeding) {
-            (Some(answering), _) => next(answering),
-            (None, Some(feeding)) if self.parts() && self.wants(Need::Step) => {
-                if self.pacer.may_feed(Some(feeding.work())) { next(feeding) } else { 0 }
+        let next = |in_flight: &InFlightPass| in_flight.pass.next_layer();
+        match (&self.decoding, &self.prefilling) {
+            (Some(decoding), _) => next(decoding),
+            (None, Some(prefilling)) if self.has_two_passes() && self.has_waiting(Need::Decode) => {
+                if self.pacer.may_prefill(Some(prefilling.work())) { next(prefilling) } else { 0 }
             }
-            (None, feeding) => feeding.as_ref().map_or(0, next),
+            (None, prefilling) => prefilling.as_ref().map_or(0, next),
         }
     }
 
     /// Returns the step that runs next on a model that streams its weights, or `None` if no more weights are needed for
     /// the pass.
     pub fn upcoming_step(&self) -> Option<usize> {
-        let Some(running) = &self.feeding else { return Some(0) };
-        Some(running.pass.next_layer()).filter(|step| *step < running.steps)
+        let Some(in_flight) = &self.prefilling else { return Some(0) };
+        Some(in_flight.pass.next_layer()).filter(|step| *step < in_flight.steps)
     }
 
     /// Runs one layer of one pass, and after the last layer chooses the next tokens.
-    pub fn step(&mut self, clock: &dyn Clock, sink: EventSink<'_>) -> Stepped {
-        let mut stepped = Stepped::default();
+    pub fn step(&mut self, clock: &dyn Clock, sink: EventSink<'_>) -> StepResult {
+        let mut result = StepResult::default();
         let began = clock.now();
-        self.complete_cancelled(clock, sink, &mut stepped);
-        let Some(need) = self.choose(sink, &mut stepped) else { return stepped };
+        self.complete_cancelled(clock, sink, &mut result);
+        let Some(need) = self.choose_pass(sink, &mut result) else { return result };
         let decoder = self.decoder.clone();
         // A session outside the engine may have begun a pass since readiness was checked.
-        let Some(_turn) = decoder.try_stream() else { return stepped };
-        let Some(mut running) = self.slot(need).take() else { return stepped };
+        let Some(_guard) = decoder.try_stream() else { return result };
+        let Some(mut in_flight) = self.slot(need).take() else { return result };
         let layers = self.decoder.layers();
-        let ends = running.pass.next_layer() == layers;
-        let done = if ends { Ok(()) } else { self.run_layer(&mut running) };
+        let ends = in_flight.pass.next_layer() == layers;
+        let done = if ends { Ok(()) } else { self.run_layer(&mut in_flight) };
         let layer = clock.now().saturating_sub(began);
-        running.took += layer;
-        self.pacer.layer(need, running.work(), layer);
+        in_flight.took += layer;
+        self.pacer.record_layer(need, in_flight.work(), layer);
         match done {
-            Err(error) => self.fail(&running.members, error, sink, &mut stepped),
+            Err(error) => self.fail(&in_flight.entries, error, sink, &mut result),
             // A step for the unembedding lets the engine wait for its weights like for those of a layer.
             Ok(())
-                if running.pass.next_layer() < layers
-                    || (!ends && running.steps > layers && !self.parts()) =>
+                if in_flight.pass.next_layer() < layers
+                    || (!ends && in_flight.steps > layers && !self.has_two_passes()) =>
             {
-                *self.slot(need) = Some(running);
+                *self.slot(need) = Some(in_flight);
             }
-            Ok(()) => self.finish(need, running, clock, sink, &mut stepped),
+            Ok(()) => self.finish(need, in_flight, clock, sink, &mut result),
         }
-        stepped.took = Some(clock.now().saturating_sub(began));
-        stepped
+        result.took = Some(clock.now().saturating_sub(began));
+        result
     }
 
     /// Returns whether decode and prefill passes can be under way at once. Layers that are streamed from disk are read
     /// for one pass at a time.
-    fn parts(&self) -> bool {
+    fn has_two_passes(&self) -> bool {
         self.decoder.streamed().is_none()
     }
 
     fn slot(&mut self, need: Need) -> &mut Option<InFlightPass> {
         match need {
-            Need::Step => &mut self.answering,
-            Need::Feed => &mut self.feeding,
+            Need::Decode => &mut self.decoding,
+            Need::Prefill => &mut self.prefilling,
         }
     }
 
     /// Chooses the pass that gets the next layer, and begins it if necessary.
-    fn choose(&mut self, sink: EventSink<'_>, stepped: &mut Stepped) -> Option<Need> {
-        if self.answering.is_some() {
-            return Some(Need::Step);
+    fn choose_pass(&mut self, sink: EventSink<'_>, result: &mut StepResult) -> Option<Need> {
+        if self.decoding.is_some() {
+            return Some(Need::Decode);
         }
-        if !self.parts() {
-            if self.feeding.is_none() {
-                self.feeding = self.begin(&[Need::Step, Need::Feed], sink, stepped);
+        if !self.has_two_passes() {
+            if self.prefilling.is_none() {
+                self.prefilling = self.begin(&[Need::Decode, Need::Prefill], sink, result);
             }
-            return self.feeding.is_some().then_some(Need::Feed);
+            return self.prefilling.is_some().then_some(Need::Prefill);
         }
-        let steps = self.wants(Need::Step);
-        let feeds = self.feeding.is_some() || self.wants(Need::Feed);
-        let work = self.feeding.as_ref().map(InFlightPass::work);
-        let order = match (steps, feeds) {
-            (true, true) if self.pacer.may_feed(work) => [Need::Feed, Need::Step],
-            _ => [Need::Step, Need::Feed],
+        let decodes = self.has_waiting(Need::Decode);
+        let prefills = self.prefilling.is_some() || self.has_waiting(Need::Prefill);
+        let work = self.prefilling.as_ref().map(InFlightPass::work);
+        let order = match (decodes, prefills) {
+            (true, true) if self.pacer.may_prefill(work) => [Need::Prefill, Need::Decode],
+            _ => [Need::Decode, Need::Prefill],
         };
         order.into_iter().find(|&need| {
             if self.slot(need).is_none() {
-                *self.slot(need) = self.begin(&[need], sink, stepped);
+                *self.slot(need) = self.begin(&[need], sink, result);
             }
             self.slot(need).is_some()
         })
     }
 
-    fn wants(&self, need: Need) -> bool {
-        self.sequences.iter().any(|one| !one.held && one.need() == need && !self.is_passing(one.id))
+    fn has_waiting(&self, need: Need) -> bool {
+        self.sequences.iter().any(|one| !one.held && one.need() == need && !self.is_in_pass(one.id))
     }
 
     /// Begins a pass of all sequences with one of these needs.
-    fn begin(&mut self, needs: &[Need], sink: EventSink<'_>, stepped: &mut Stepped) -> Option<InFlightPass> {
-        if needs.contains(&Need::Step) {
+    fn begin(
+        &mut self,
+        needs: &[Need],
+        sink: EventSink<'_>,
+        result: &mut StepResult,
+    ) -> Option<InFlightPass> {
+        if needs.contains(&Need::Decode) {
             self.draft();
         }
-        let takes = self.takes(needs);
-        let mut dues: Vec<(usize, NextChunk)> = Vec::new();
+        let lengths = self.chunk_lengths(needs);
+        let mut chunks: Vec<(usize, NextChunk)> = Vec::new();
         let mut failed = Vec::new();
-        let mut order: Vec<usize> = (0..takes.len()).filter(|&at| takes[at] > 0).collect();
+        let mut order: Vec<usize> = (0..lengths.len()).filter(|&at| lengths[at] > 0).collect();
         order.sort_by_key(|&at| std::cmp::Reverse(self.sequences[at].priority));
         for at in order {
             let id = self.sequences[at].id;
             let Sequence { session, state, .. } = &mut self.sequences[at];
-            let due = shielded(self.decoder.device(), || {
-                let due = session.next_chunk(takes[at])?;
-                let Err(error) = session.reserve_pages(&due) else { return Ok(due) };
+            let chunk = shielded(self.decoder.device(), || {
+                let chunk = session.next_chunk(lengths[at])?;
+                let Err(error) = session.reserve_pages(&chunk) else { return Ok(chunk) };
                 if state.pending() == 0 {
                     return Err(error);
                 }
                 // There may be room without the draft.
                 state.cancel_draft(session);
-                let due = session.next_chunk(session.uncached_tokens())?;
-                session.reserve_pages(&due)?;
-                Ok(due)
+                let chunk = session.next_chunk(session.uncached_tokens())?;
+                session.reserve_pages(&chunk)?;
+                Ok(chunk)
             });
-            if due.is_err() {
+            if chunk.is_err() {
                 state.cancel_draft(session);
             }
-            match due {
-                Ok(due) => dues.push((at, due)),
+            match chunk {
+                Ok(chunk) => chunks.push((at, chunk)),
                 Err(
                     RuntimeError::Cache(CacheError::PoolExhausted { .. })
                     | RuntimeError::Model(ModelError::Cache(CacheError::PoolExhausted { .. })),
-                ) => stepped.starved.push(id),
+                ) => result.starved.push(id),
                 Err(error) => failed.push((id, error)),
             }
         }
-        dues.sort_by_key(|(at, _)| *at);
+        chunks.sort_by_key(|(at, _)| *at);
         // Failed sequences are removed below, which shifts the indices of those after them.
-        for (at, _) in &mut dues {
+        for (at, _) in &mut chunks {
             *at -=
                 failed.iter().filter(|(id, _)| self.sequences[..*at].iter().any(|one| one.id == *id)).count();
         }
         for (id, error) in failed {
-            self.drop_failed(id, error, sink, stepped);
+            self.drop_failed(id, error, sink, result);
         }
-        self.over(dues, sink, stepped)
+        self.begin_with(chunks, sink, result)
     }
 
     /// Drafts tokens for the sequences of the next decode pass.
     fn draft(&mut self) {
-        let passing: Vec<RequestId> = self.passing().collect();
+        let in_pass: Vec<RequestId> = self.in_pass().collect();
         let drafting = |one: &&mut Sequence| {
-            !one.held && one.need() == Need::Step && !passing.contains(&one.id) && !one.cancelled
+            !one.held && one.need() == Need::Decode && !in_pass.contains(&one.id) && !one.cancelled
         };
         let mut sequences: Vec<&mut Sequence> = self.sequences.iter_mut().filter(drafting).collect();
         let Some(room) = sequences.iter().map(|one| one.session.chunk()).min() else { return };
@@ -341,90 +346,95 @@ impl Batch {
     }
 
     /// Returns how many tokens of every sequence a pass takes.
-    fn takes(&self, needs: &[Need]) -> Vec<usize> {
-        let joins = |one: &Sequence| !one.held && needs.contains(&one.need()) && !self.is_passing(one.id);
-        let (mut takes, mut most) = (vec![0; self.sequences.len()], usize::MAX);
-        let (mut fed, mut prompts) = (Vec::new(), Vec::new());
+    fn chunk_lengths(&self, needs: &[Need]) -> Vec<usize> {
+        let joins = |one: &Sequence| !one.held && needs.contains(&one.need()) && !self.is_in_pass(one.id);
+        let (mut lengths, mut limit) = (vec![0; self.sequences.len()], usize::MAX);
+        let (mut prefilled, mut prompts) = (Vec::new(), Vec::new());
         for (at, one) in self.sequences.iter().enumerate().filter(|(_, one)| joins(one)) {
-            if one.need() == Need::Step {
-                takes[at] = one.session.uncached_tokens();
+            if one.need() == Need::Decode {
+                lengths[at] = one.session.uncached_tokens();
                 continue;
             }
-            let Sequence { session, priority, stop, .. } = one;
-            most = most.min(session.chunk());
+            let Sequence { session, priority, prefix_end, .. } = one;
+            limit = limit.min(session.chunk());
             let before = session.cache().len();
             // A pass stops where recurrent states are to be cached for other requests.
-            let stop = stop.and_then(|stop| stop.checked_sub(before)).filter(|left| *left > 0);
-            let tokens = stop.map_or(session.uncached_tokens(), |left| left.min(session.uncached_tokens()));
-            prompts.push(Prompt { priority: *priority, tokens, row: self.pacer.takes(Work::of(1, before)) });
-            fed.push(at);
+            let rest = prefix_end.and_then(|end| end.checked_sub(before)).filter(|rest| *rest > 0);
+            let tokens = rest.map_or(session.uncached_tokens(), |rest| rest.min(session.uncached_tokens()));
+            prompts.push(Prompt {
+                priority: *priority,
+                tokens,
+                row: self.pacer.layer_seconds(Work::new(1, before)),
+            });
+            prefilled.push(at);
         }
-        let room = self.room(needs, &prompts).at_most(most);
-        for (at, tokens) in fed.into_iter().zip(prefill_chunks(room, &prompts)) {
-            takes[at] = tokens;
+        let budget = self.prefill_budget(needs, &prompts).at_most(limit);
+        for (at, tokens) in prefilled.into_iter().zip(prefill_chunks(budget, &prompts)) {
+            lengths[at] = tokens;
         }
-        takes
+        lengths
     }
 
     /// Returns how much of the prompts a pass takes.
-    fn room(&self, needs: &[Need], prompts: &[Prompt]) -> Room {
+    fn prefill_budget(&self, needs: &[Need], prompts: &[Prompt]) -> PrefillBudget {
         let row = prompts.iter().map(|prompt| prompt.row).fold(0.0, f64::max);
-        let answering = self.sequences.iter().any(|one| !one.held && one.need() == Need::Step);
+        let decoding = self.sequences.iter().any(|one| !one.held && one.need() == Need::Decode);
         match needs {
             // With several prompts, one may begin to decode while the pass of the others goes on.
-            [Need::Feed] if answering || prompts.len() > 1 => self.pacer.beside(row),
-            [Need::Feed] => self.pacer.alone(self.decoder.layers(), row),
+            [Need::Prefill] if decoding || prompts.len() > 1 => self.pacer.beside(row),
+            [Need::Prefill] => self.pacer.alone(self.decoder.layers(), row),
             // Weights that are streamed are read once for the whole pass.
-            _ => Room::ALL,
+            _ => PrefillBudget::ALL,
         }
     }
 
-    fn over(
+    /// Begins a pass over these chunks, each with the index of its sequence.
+    fn begin_with(
         &mut self,
-        dues: Vec<(usize, NextChunk)>,
+        chunks: Vec<(usize, NextChunk)>,
         sink: EventSink<'_>,
-        stepped: &mut Stepped,
+        result: &mut StepResult,
     ) -> Option<InFlightPass> {
-        if dues.is_empty() {
+        if chunks.is_empty() {
             return None;
         }
-        let feeding: Vec<RequestId> =
-            self.sequences.iter().filter(|one| one.need() == Need::Feed).map(|one| one.id).collect();
-        let members = dues.iter().map(|(at, due)| {
+        let prefilled: Vec<RequestId> =
+            self.sequences.iter().filter(|one| one.need() == Need::Prefill).map(|one| one.id).collect();
+        let entries = chunks.iter().map(|(at, chunk)| {
             let sequence = &self.sequences[*at];
             let Sequence { id, session, state, .. } = sequence;
-            let asks = due.tokens.end == session.tokens().len();
-            let (tokens, before, drafted) = (due.tokens.len(), session.cache().len(), state.pending());
-            BatchEntry { id: *id, tokens, before, asks, feeds: feeding.contains(id), drafted }
+            let needs_logits = chunk.tokens.end == session.tokens().len();
+            let (tokens, before, drafted) = (chunk.tokens.len(), session.cache().len(), state.pending());
+            BatchEntry { id: *id, tokens, before, needs_logits, is_prefill: prefilled.contains(id), drafted }
         });
-        let members: Vec<BatchEntry> = members.collect();
-        let chunks: Vec<(&Session, &NextChunk)> =
-            dues.iter().map(|(at, due)| (&self.sequences[*at].session, due)).collect();
-        let asked = members.iter().any(|member| member.asks);
+        let entries: Vec<BatchEntry> = entries.collect();
+        let inputs: Vec<(&Session, &NextChunk)> =
+            chunks.iter().map(|(at, chunk)| (&self.sequences[*at].session, chunk)).collect();
+        let has_logits = entries.iter().any(|entry| entry.needs_logits);
         let trunk =
-            self.decoder.split().filter(|_| chunks.iter().all(|(session, _)| session.head().is_some()));
-        let steps = trunk.unwrap_or(self.decoder.layers() + usize::from(asked));
+            self.decoder.split().filter(|_| inputs.iter().all(|(session, _)| session.head().is_some()));
+        let steps = trunk.unwrap_or(self.decoder.layers() + usize::from(has_logits));
         let decoder = self.decoder.clone();
-        match computed(&decoder, || BatchPass::begin(&decoder, &chunks, asked)) {
-            Ok(pass) => Some(InFlightPass { pass, members, steps, took: Duration::ZERO }),
+        match computed(&decoder, || BatchPass::begin(&decoder, &inputs, has_logits)) {
+            Ok(pass) => Some(InFlightPass { pass, entries, steps, took: Duration::ZERO }),
             Err(error) => {
-                self.fail(&members, error, sink, stepped);
+                self.fail(&entries, error, sink, result);
                 None
             }
         }
     }
 
-    fn run_layer(&mut self, running: &mut InFlightPass) -> Result<(), RuntimeError> {
+    fn run_layer(&mut self, in_flight: &mut InFlightPass) -> Result<(), RuntimeError> {
         let decoder = self.decoder.clone();
-        let mut sessions = self.sessions(&running.members);
-        computed(&decoder, || running.pass.step(&decoder, &mut sessions))
+        let mut sessions = self.sessions(&in_flight.entries);
+        computed(&decoder, || in_flight.pass.step(&decoder, &mut sessions))
     }
 
-    /// Returns the sessions of members, which are in the order of the sequences.
-    fn sessions(&mut self, members: &[BatchEntry]) -> Vec<&mut Session> {
-        let mut members = members.iter().peekable();
+    /// Returns the sessions of entries, which are in the order of the sequences.
+    fn sessions(&mut self, entries: &[BatchEntry]) -> Vec<&mut Session> {
+        let mut entries = entries.iter().peekable();
         let sequences = self.sequences.iter_mut();
-        let mine = sequences.filter(|one| members.next_if(|member| member.id == one.id).is_some());
+        let mine = sequences.filter(|one| entries.next_if(|entry| entry.id == one.id).is_some());
         mine.map(|one| &mut one.session).collect()
     }
 
@@ -432,97 +442,97 @@ impl Batch {
     fn finish(
         &mut self,
         need: Need,
-        running: InFlightPass,
+        in_flight: InFlightPass,
         clock: &dyn Clock,
         sink: EventSink<'_>,
-        stepped: &mut Stepped,
+        result: &mut StepResult,
     ) {
-        let rows = running.rows();
-        let InFlightPass { pass, members, took, .. } = running;
-        let feeds = members.iter().any(|member| member.feeds);
-        if feeds && members.iter().any(|member| member.tokens > 1) {
-            self.fed = self.fed.max(rows);
+        let rows = in_flight.rows();
+        let InFlightPass { pass, entries, took, .. } = in_flight;
+        let is_prefill = entries.iter().any(|entry| entry.is_prefill);
+        if is_prefill && entries.iter().any(|entry| entry.tokens > 1) {
+            self.prefill_rows = self.prefill_rows.max(rows);
         }
         let began = clock.now();
-        let mut keep = Vec::new();
-        for member in &members {
-            if let Some(sequence) = self.get_mut(member.id) {
-                sequence.session.recomputed(member.tokens);
-                let fed = member.feeds
-                    && member.asks
-                    && member.tokens > 1
-                    && sequence.session.cache().len() >= WORTH_KEEPING;
-                if fed || sequence.stop == Some(sequence.session.cache().len()) {
-                    keep.push(member.id);
+        let mut cached = Vec::new();
+        for entry in &entries {
+            if let Some(sequence) = self.get_mut(entry.id) {
+                sequence.session.recomputed(entry.tokens);
+                let is_prompt = entry.is_prefill
+                    && entry.needs_logits
+                    && entry.tokens > 1
+                    && sequence.session.cache().len() >= MIN_CACHED_PROMPT;
+                if is_prompt || sequence.prefix_end == Some(sequence.session.cache().len()) {
+                    cached.push(entry.id);
                 }
             }
         }
-        for sequence in self.sequences.iter().filter(|sequence| keep.contains(&sequence.id)) {
-            sequence.keep(&self.prefixes);
+        for sequence in self.sequences.iter().filter(|sequence| cached.contains(&sequence.id)) {
+            sequence.cache_prefix(&self.prefixes);
         }
-        let counts: Vec<usize> = members.iter().map(BatchEntry::logits).collect();
-        let asked = counts.iter().sum();
-        let passed = Passed { sequences: members.len(), rows, logits: asked };
-        if asked == 0 {
-            return self.pass_ends(need, passed, took);
+        let counts: Vec<usize> = entries.iter().map(BatchEntry::logits).collect();
+        let logit_rows = counts.iter().sum();
+        let passed = Passed { sequences: entries.len(), rows, logits: logit_rows };
+        if logit_rows == 0 {
+            return self.record_pass(need, passed, took);
         }
         let decoder = self.decoder.clone();
         let logits = match computed(&decoder, || pass.logits(&decoder, &counts)) {
             Ok(logits) => logits,
-            Err(error) => return self.fail(&members, error, sink, stepped),
+            Err(error) => return self.fail(&entries, error, sink, result),
         };
         let now = clock.now();
         let took = took + now.saturating_sub(began);
-        self.pass_ends(need, passed, took);
-        if !feeds {
+        self.record_pass(need, passed, took);
+        if !is_prefill {
             self.costs.record(rows, took.saturating_sub(self.drafting));
         }
-        let vocab = logits.len() / asked;
+        let vocab = logits.len() / logit_rows;
         let mut rest = &logits[..];
-        for member in members.iter().filter(|member| member.asks) {
-            let (logits, others) = rest.split_at(member.logits() * vocab);
+        for entry in entries.iter().filter(|entry| entry.needs_logits) {
+            let (logits, others) = rest.split_at(entry.logits() * vocab);
             rest = others;
-            let Some(sequence) = self.get_mut(member.id) else { continue };
+            let Some(sequence) = self.get_mut(entry.id) else { continue };
             if sequence.is_late(now) {
                 continue;
             }
             let mut chosen = 0;
             let mut events = |event| {
                 chosen += usize::from(matches!(&event, Event::Piece(piece) if piece.token.is_some()));
-                sink(member.id, event);
+                sink(entry.id, event);
             };
             let advanced = sequence.advance(logits.to_vec(), now, &mut events);
             match advanced {
-                Err(error) => self.drop_failed(member.id, error, sink, stepped),
+                Err(error) => self.drop_failed(entry.id, error, sink, result),
                 Ok(ended) => {
                     // A token that ends the answer counts, although it is no part of it.
-                    stepped.tokens.extend(std::iter::repeat_n(member.id, chosen.max(1)));
+                    result.tokens.extend(std::iter::repeat_n(entry.id, chosen.max(1)));
                     if ended {
-                        self.complete(member.id, now, sink, stepped);
+                        self.complete(entry.id, now, sink, result);
                     }
                 }
             }
         }
-        if self.feeding.is_none() && !self.wants(Need::Feed) {
-            release_after_prompt(mem::take(&mut self.fed));
+        if self.prefilling.is_none() && !self.has_waiting(Need::Prefill) {
+            release_after_prompt(mem::take(&mut self.prefill_rows));
         }
     }
 
-    fn pass_ends(&mut self, need: Need, passed: Passed, took: Duration) {
-        self.pacer.pass(need, took);
+    fn record_pass(&mut self, need: Need, passed: Passed, took: Duration) {
+        self.pacer.record_pass(need, took);
         self.decoder.end_pass(passed, took);
     }
 
-    fn complete(&mut self, id: RequestId, now: Duration, sink: EventSink<'_>, stepped: &mut Stepped) {
-        if let Some(sequence) = self.leave(id) {
-            sequence.keep(&self.prefixes);
+    fn complete(&mut self, id: RequestId, now: Duration, sink: EventSink<'_>, result: &mut StepResult) {
+        if let Some(sequence) = self.remove(id) {
+            sequence.cache_prefix(&self.prefixes);
             sink(id, sequence.finished(now));
-            stepped.left.push(id);
+            result.ended.push(id);
         }
     }
 
-    fn complete_cancelled(&mut self, clock: &dyn Clock, sink: EventSink<'_>, stepped: &mut Stepped) {
-        let cancelled = |one: &&Sequence| one.cancelled && !self.is_passing(one.id);
+    fn complete_cancelled(&mut self, clock: &dyn Clock, sink: EventSink<'_>, result: &mut StepResult) {
+        let cancelled = |one: &&Sequence| one.cancelled && !self.is_in_pass(one.id);
         let cancelled: Vec<RequestId> = self.sequences.iter().filter(cancelled).map(|one| one.id).collect();
         for id in cancelled {
             if let Some(sequence) = self.get_mut(id)
@@ -531,23 +541,23 @@ impl Batch {
             {
                 sink(id, event);
             }
-            self.complete(id, clock.now(), sink, stepped);
+            self.complete(id, clock.now(), sink, result);
         }
     }
 
     fn fail(
         &mut self,
-        members: &[BatchEntry],
+        entries: &[BatchEntry],
         error: RuntimeError,
         sink: EventSink<'_>,
-        stepped: &mut Stepped,
+        result: &mut StepResult,
     ) {
         let source = Arc::new(error);
-        for member in members {
-            if let Some(sequence) = self.get_mut(member.id) {
-                sequence.abandon_pass(member.before);
+        for entry in entries {
+            if let Some(sequence) = self.get_mut(entry.id) {
+                sequence.abandon_pass(entry.before);
             }
-            self.drop_failed(member.id, RuntimeError::Together { source: source.clone() }, sink, stepped);
+            self.drop_failed(entry.id, RuntimeError::Together { source: source.clone() }, sink, result);
         }
     }
 
@@ -556,11 +566,11 @@ impl Batch {
         id: RequestId,
         error: RuntimeError,
         sink: EventSink<'_>,
-        stepped: &mut Stepped,
+        result: &mut StepResult,
     ) {
         if let Some(at) = self.sequences.iter().position(|sequence| sequence.id == id) {
             sink(id, self.sequences.remove(at).failed(error));
         }
-        stepped.left.push(id);
+        result.ended.push(id);
     }
 }

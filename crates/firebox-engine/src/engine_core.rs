@@ -24,7 +24,7 @@ use crate::request::Request;
 use crate::sequence::RequestId;
 
 /// Probability from which the model that is likely next is read ahead.
-const LIKELY: f64 = 0.5;
+const PREFETCH_PROBABILITY: f64 = 0.5;
 
 /// Limits and policies of a [`EngineCore`].
 #[derive(Debug, Clone)]
@@ -63,13 +63,13 @@ pub struct EngineCore {
     /// Models that are not open yet, by name.
     lazy: BTreeMap<String, LazyModel>,
     model_of: HashMap<RequestId, ModelId>,
-    made: u64,
+    submitted: u64,
     fetcher: Arc<Fetcher>,
     next: NextModel,
     /// The model that ran last.
     ran: Option<ModelId>,
     /// The model whose quantum is under way, when the quantum began, and how many layers it has run.
-    last: Option<(ModelId, Option<Instant>, u64)>,
+    quantum: Option<(ModelId, Option<Instant>, u64)>,
 }
 
 /// What a call of [`EngineCore::work`] did.
@@ -89,7 +89,7 @@ pub enum StepOutcome {
 }
 
 impl EngineCore {
-    /// A host without models.
+    /// Creates an engine without models.
     pub fn new(config: EngineConfig) -> Result<Self, RuntimeError> {
         config.schedule.check()?;
         let mut config = config;
@@ -100,11 +100,11 @@ impl EngineCore {
             models: BTreeMap::new(),
             lazy: BTreeMap::new(),
             model_of: HashMap::new(),
-            made: 0,
+            submitted: 0,
             fetcher: Fetcher::start(),
             next: NextModel::default(),
             ran: None,
-            last: None,
+            quantum: None,
         })
     }
 
@@ -125,7 +125,7 @@ impl EngineCore {
         let prefixes = PrefixTree::new(&model.decoder()?, &pool, limits);
         let loaded = LoadedModel::new(name, model, pool, queue, prefixes, &self.fetcher)?;
         let loaded = loaded.with_lookup(self.config.lookup);
-        self.models.insert(self.scheduler.lane(name), loaded);
+        self.models.insert(self.scheduler.add_model(name), loaded);
         Ok(())
     }
 
@@ -158,19 +158,19 @@ impl EngineCore {
             }
             return Ok(None);
         }
-        let lane = self.model_id(name)?;
-        let asked: Vec<RequestId> =
-            self.model_of.iter().filter(|(_, of)| **of == lane).map(|(id, _)| *id).collect();
-        self.scheduler.drop_lane(lane);
-        self.last.take_if(|(last, ..)| *last == lane);
-        self.ran.take_if(|ran| *ran == lane);
-        let Some(mut loaded) = self.models.remove(&lane) else { unreachable!("it was just found") };
+        let id = self.model_id(name)?;
+        let requests: Vec<RequestId> =
+            self.model_of.iter().filter(|(_, of)| **of == id).map(|(id, _)| *id).collect();
+        self.scheduler.remove_model(id);
+        self.quantum.take_if(|(model, ..)| *model == id);
+        self.ran.take_if(|ran| *ran == id);
+        let Some(mut loaded) = self.models.remove(&id) else { unreachable!("it was just found") };
         loaded.batch.abandon();
-        for id in asked {
+        for id in requests {
             self.model_of.remove(&id);
             loaded.fail(id, RuntimeError::NoModel { name: name.into(), there: self.names() }, sink);
         }
-        loaded.rest();
+        loaded.retire();
         Ok(Some(loaded.model))
     }
 
@@ -198,55 +198,55 @@ impl EngineCore {
     /// Submits a request. It ends with an event that [is the last](super::Event::is_last); an invalid request is
     /// refused at once.
     pub fn submit(&mut self, request: Request, now: Duration) -> Result<RequestId, Box<Failure>> {
-        let id = RequestId(self.made);
+        let id = RequestId(self.submitted);
         let model = request.model.clone();
         if let Some(lazy) = self.lazy.get_mut(&model) {
             let AdmissionConfig { most_running, most_waiting: limit, .. } = self.config.admission;
             let priority = request.task.priority;
             // The limit is that of an open model's queue.
-            if lazy.as_urgent(priority) >= limit.saturating_add(most_running) {
+            if lazy.count_as_urgent(priority) >= limit.saturating_add(most_running) {
                 let error = RuntimeError::Schedule(ScheduleError::QueueFull { priority, limit });
                 return Err(Box::new(Failure { error, session: request.session }));
             }
-            self.made += 1;
+            self.submitted += 1;
             self.next.note(&model);
             lazy.waiting.push(PendingRequest { id, request, since: now, cancelled: false });
-            lazy.wake();
+            lazy.start_opening();
             return Ok(id);
         }
-        self.enter(id, request, now)?;
-        self.made += 1;
+        self.submit_to_open(id, request, now)?;
+        self.submitted += 1;
         self.next.note(&model);
         // Starts to load the model that is likely to be used next while this one runs.
-        let likely: Vec<String> = self.next.likely(LIKELY).map(str::to_owned).collect();
+        let likely: Vec<String> = self.next.likely(PREFETCH_PROBABILITY).map(str::to_owned).collect();
         for name in likely {
             if let Some(lazy) = self.lazy.get_mut(&name) {
-                lazy.wake();
-            } else if let Ok(lane) = self.model_id(&name) {
-                self.models[&lane].prefetch(now);
+                lazy.start_opening();
+            } else if let Ok(id) = self.model_id(&name) {
+                self.models[&id].prefetch(now);
             }
         }
         Ok(id)
     }
 
-    fn enter(&mut self, id: RequestId, request: Request, now: Duration) -> Result<(), Box<Failure>> {
-        let lane = match self.model_id(&request.model) {
-            Ok(lane) => lane,
+    fn submit_to_open(&mut self, id: RequestId, request: Request, now: Duration) -> Result<(), Box<Failure>> {
+        let model = match self.model_id(&request.model) {
+            Ok(model) => model,
             Err(error) => return Err(Box::new(Failure { error, session: request.session })),
         };
-        let Some(loaded) = self.models.get_mut(&lane) else { unreachable!("it was just found") };
-        loaded.enter(id, request, now)?;
-        self.model_of.insert(id, lane);
+        let Some(loaded) = self.models.get_mut(&model) else { unreachable!("it was just found") };
+        loaded.submit(id, request, now)?;
+        self.model_of.insert(id, model);
         loaded.changed = true;
         Ok(())
     }
 
     /// Submits the requests of models that were opened meanwhile, and fails those that are late or whose model failed
     /// to open.
-    fn open(&mut self, now: Duration, sink: EventSink<'_>) {
+    fn collect_opened(&mut self, now: Duration, sink: EventSink<'_>) {
         let mut opened = Vec::new();
         for (name, lazy) in &mut self.lazy {
-            for late in lazy.waiting.extract_if(.., |parked| parked.is_late(now)) {
+            for late in lazy.waiting.extract_if(.., |pending| pending.is_late(now)) {
                 let error = RuntimeError::Late { model: name.clone() };
                 sink(late.id, Event::Failed(Box::new(Failure { error, session: late.request.session })));
             }
@@ -266,7 +266,7 @@ impl EngineCore {
                 continue;
             }
             for PendingRequest { id, request, since, cancelled } in waiting {
-                match self.enter(id, request, since) {
+                match self.submit_to_open(id, request, since) {
                     Ok(()) if cancelled => self.cancel(id, now, sink),
                     Ok(()) => {}
                     Err(failure) => sink(id, Event::Failed(failure)),
@@ -275,39 +275,39 @@ impl EngineCore {
         }
     }
 
-    fn parked(&self) -> impl Iterator<Item = &PendingRequest> {
+    fn pending(&self) -> impl Iterator<Item = &PendingRequest> {
         self.lazy.values().flat_map(|lazy| &lazy.waiting)
     }
 
     /// Returns how many requests run or wait.
     pub fn under_way(&self) -> usize {
-        self.model_of.len() + self.parked().count()
+        self.model_of.len() + self.pending().count()
     }
 
     /// Returns whether a request runs or waits.
     pub fn knows(&self, id: RequestId) -> bool {
-        self.model_of.contains_key(&id) || self.parked().any(|parked| parked.id == id)
+        self.model_of.contains_key(&id) || self.pending().any(|pending| pending.id == id)
     }
 
     /// Cancels a request. If it is in a pass, it ends with that pass.
     pub fn cancel(&mut self, id: RequestId, now: Duration, sink: EventSink<'_>) {
-        let parked = self.lazy.values_mut().flat_map(|lazy| &mut lazy.waiting);
-        for parked in parked.filter(|parked| parked.id == id) {
+        let pending = self.lazy.values_mut().flat_map(|lazy| &mut lazy.waiting);
+        for pending in pending.filter(|pending| pending.id == id) {
             // It ends once it has a session to return.
-            parked.cancelled = true;
+            pending.cancelled = true;
         }
-        let Some(lane) = self.model_of.get(&id) else { return };
-        if let Some(loaded) = self.models.get_mut(lane)
+        let Some(model) = self.model_of.get(&id) else { return };
+        if let Some(loaded) = self.models.get_mut(model)
             && loaded.cancel(id, now, sink)
         {
-            loaded.left(id, now, &mut self.scheduler);
+            loaded.finish(id, now, &mut self.scheduler);
             self.model_of.remove(&id);
         }
     }
 
     /// Pauses a request, or lets it go on.
     pub fn hold(&mut self, id: RequestId, held: bool, now: Duration) {
-        if let Some(loaded) = self.model_of.get(&id).and_then(|lane| self.models.get_mut(lane)) {
+        if let Some(loaded) = self.model_of.get(&id).and_then(|model| self.models.get_mut(model)) {
             loaded.hold(id, held, now);
         }
     }
@@ -329,109 +329,109 @@ impl EngineCore {
     /// Runs one layer of the model that the scheduler chooses, if any is ready.
     pub fn work(&mut self, clock: &dyn Clock, sink: EventSink<'_>) -> StepOutcome {
         let now = clock.now();
-        self.open(now, sink);
-        for (&lane, loaded) in &mut self.models {
+        self.collect_opened(now, sink);
+        for (&model, loaded) in &mut self.models {
             for id in loaded.prepared(now, sink) {
-                loaded.left(id, now, &mut self.scheduler);
+                loaded.finish(id, now, &mut self.scheduler);
                 self.model_of.remove(&id);
             }
             for id in loaded.fail_late(now, sink) {
-                loaded.left(id, now, &mut self.scheduler);
+                loaded.finish(id, now, &mut self.scheduler);
                 self.model_of.remove(&id);
             }
-            for id in loaded.update(lane, &mut self.scheduler, now, sink) {
-                loaded.left(id, now, &mut self.scheduler);
+            for id in loaded.update(model, &mut self.scheduler, now, sink) {
+                loaded.finish(id, now, &mut self.scheduler);
                 self.model_of.remove(&id);
             }
-            loaded.tell_urgency();
+            loaded.report_urgency();
         }
-        let before = CounterSnapshot::of(self.scheduler.counters());
+        let before = CounterSnapshot::new(self.scheduler.counters());
         let stopped = self.ran;
-        let loaded = &self.models;
-        let choice = self.scheduler.choose(now, |lane| loaded[&lane].readiness());
-        let Choice::Run { lane, .. } = choice else {
-            self.quantum_ends();
-            self.tell_turns(now);
+        let models = &self.models;
+        let choice = self.scheduler.choose(now, |model| models[&model].readiness());
+        let Choice::Run { model, .. } = choice else {
+            self.end_quantum();
+            self.set_disk_order(now);
             let has_work = |loaded: &LoadedModel| loaded.batch.has_work() || loaded.is_preparing();
-            let works = self.models.values().any(has_work) || self.lazy.values().any(LazyModel::is_waking);
-            return if works { StepOutcome::Waiting } else { StepOutcome::Idle };
+            let is_busy = self.models.values().any(has_work) || self.lazy.values().any(LazyModel::is_opening);
+            return if is_busy { StepOutcome::Waiting } else { StepOutcome::Idle };
         };
-        let switched = self.ran != Some(lane) && self.ran.replace(lane).is_some();
-        let chosen = CounterSnapshot::of(self.scheduler.counters());
+        let switched = self.ran != Some(model) && self.ran.replace(model).is_some();
+        let chosen = CounterSnapshot::new(self.scheduler.counters());
         if chosen.preemptions > before.preemptions
             && let Some(stopped) = stopped.and_then(|stopped| self.models.get(&stopped))
         {
             stopped.model.meters().add(Counter::Preemptions, chosen.preemptions - before.preemptions);
         }
         if switched || chosen.quanta > before.quanta {
-            self.quantum_ends();
+            self.end_quantum();
         }
         if switched {
-            self.tell_turns(now);
+            self.set_disk_order(now);
             // While this model runs, the disk loads what the next one needs.
-            let next = self.scheduler.prefetch(now).find(|next| *next != lane);
+            let next = self.scheduler.prefetch(now).find(|next| *next != model);
             if let Some(next) = next.and_then(|next| self.models.get(&next)) {
                 next.prefetch(now);
             }
         }
-        let Some(loaded) = self.models.get_mut(&lane) else { return StepOutcome::Idle };
+        let Some(loaded) = self.models.get_mut(&model) else { return StepOutcome::Idle };
         if switched {
             loaded.model.meters().took(Histogram::ContextSwitch, clock.now().saturating_sub(now));
         }
-        let stepped = loaded.batch.step(clock, sink);
+        let result = loaded.batch.step(clock, sink);
         if let Some(residency) = loaded.model.residency() {
             residency.charge_program_growth();
         }
         let now = clock.now();
         let meters = loaded.model.meters();
-        match &mut self.last {
+        match &mut self.quantum {
             Some((.., layers)) => *layers += 1,
             None => {
                 meters.add(Counter::Quanta, 1);
-                self.last = Some((lane, meters.began(), 1));
+                self.quantum = Some((model, meters.began(), 1));
             }
         }
-        if let Some(took) = stepped.took {
-            self.scheduler.ran(now, lane, took, 1);
+        if let Some(took) = result.took {
+            self.scheduler.ran(now, model, took, 1);
         }
-        for id in stepped.tokens {
+        for id in result.tokens {
             if let Some(task) = loaded.task(id) {
                 self.scheduler.token(now, task);
             }
         }
-        before.tell(self.scheduler.counters(), meters);
+        before.add_growth(self.scheduler.counters(), meters);
         // Sequences that have left returned their pages.
-        let starved = stepped.left.is_empty() && !stepped.starved.is_empty();
-        for id in stepped.left {
-            loaded.left(id, now, &mut self.scheduler);
+        let starved = result.ended.is_empty() && !result.starved.is_empty();
+        for id in result.ended {
+            loaded.finish(id, now, &mut self.scheduler);
             self.model_of.remove(&id);
         }
         if starved {
-            for id in loaded.preempt(stepped.starved, now, sink) {
-                loaded.left(id, now, &mut self.scheduler);
+            for id in loaded.preempt(result.starved, now, sink) {
+                loaded.finish(id, now, &mut self.scheduler);
                 self.model_of.remove(&id);
             }
         }
-        StepOutcome::Layer { took: stepped.took.unwrap_or_default(), switched }
+        StepOutcome::Layer { took: result.took.unwrap_or_default(), switched }
     }
 
     /// Sets the order in which models read from disk: by priority, and within a priority those first that wait for their
     /// first token. A model that already decodes goes as fast as the disk reads anyway.
-    fn tell_turns(&mut self, now: Duration) {
+    fn set_disk_order(&mut self, now: Duration) {
         let mut order: Vec<ModelId> = self.scheduler.prefetch(now).collect();
-        order.sort_by_key(|lane| {
-            let urgency = self.models.get(lane).and_then(LoadedModel::urgency);
+        order.sort_by_key(|model| {
+            let urgency = self.models.get(model).and_then(LoadedModel::urgency);
             Reverse(urgency.map(|urgency| (urgency.priority, urgency.awaited)))
         });
-        for (lane, loaded) in &mut self.models {
-            let turn = order.iter().position(|other| other == lane);
-            loaded.tell_turn(turn.map_or(u32::MAX, |turn| turn as u32));
+        for (model, loaded) in &mut self.models {
+            let place = order.iter().position(|other| other == model);
+            loaded.report_queue_position(place.map_or(u32::MAX, |place| place as u32));
         }
     }
 
-    fn quantum_ends(&mut self) {
-        let Some((lane, began, layers)) = self.last.take() else { return };
-        if let Some(loaded) = self.models.get(&lane) {
+    fn end_quantum(&mut self) {
+        let Some((model, began, layers)) = self.quantum.take() else { return };
+        if let Some(loaded) = self.models.get(&model) {
             loaded.model.meters().drawn(
                 Kind::Quantum,
                 [loaded.batch.sequences().len() as u64, layers],
@@ -444,7 +444,7 @@ impl EngineCore {
         let mut loaded = self.models.iter().filter(|(_, loaded)| loaded.name == name);
         loaded
             .next()
-            .map(|(lane, _)| *lane)
+            .map(|(id, _)| *id)
             .ok_or_else(|| RuntimeError::NoModel { name: name.into(), there: self.names() })
     }
 
@@ -464,7 +464,7 @@ struct CounterSnapshot {
 }
 
 impl CounterSnapshot {
-    fn of(counters: &ScheduleCounters) -> Self {
+    fn new(counters: &ScheduleCounters) -> Self {
         let slips = counters.classes.iter().map(|class| class.slips).sum();
         Self {
             quanta: counters.quanta,
@@ -476,8 +476,8 @@ impl CounterSnapshot {
     }
 
     /// Adds what the counters have gained since to the meters of the model that ran.
-    fn tell(&self, counters: &ScheduleCounters, meters: &Meters) {
-        let now = Self::of(counters);
+    fn add_growth(&self, counters: &ScheduleCounters, meters: &Meters) {
+        let now = Self::new(counters);
         for (counter, added) in [
             (Counter::QuantumOverruns, now.overruns - self.overruns),
             (Counter::DeadlineSlips, now.slips - self.slips),
@@ -493,6 +493,6 @@ impl CounterSnapshot {
 impl Drop for EngineCore {
     fn drop(&mut self) {
         self.fetcher.end();
-        self.models.values_mut().for_each(LoadedModel::rest);
+        self.models.values_mut().for_each(LoadedModel::retire);
     }
 }

@@ -46,13 +46,13 @@ impl LazyModel {
     }
 
     /// Returns how many waiting requests have at least this priority.
-    pub fn as_urgent(&self, priority: Priority) -> usize {
-        self.waiting.iter().filter(|parked| parked.request.task.priority >= priority).count()
+    pub fn count_as_urgent(&self, priority: Priority) -> usize {
+        self.waiting.iter().filter(|pending| pending.request.task.priority >= priority).count()
     }
 
     /// Starts to open the model unless that is already under way.
-    pub fn wake(&mut self) {
-        if self.is_waking() {
+    pub fn start_opening(&mut self) {
+        if self.is_opening() {
             return;
         }
         let ((done, opened), open) = (channel(), self.open.clone());
@@ -61,7 +61,7 @@ impl LazyModel {
         self.opened = Some(opened);
     }
 
-    pub fn is_waking(&self) -> bool {
+    pub fn is_opening(&self) -> bool {
         self.opened.is_some()
     }
 

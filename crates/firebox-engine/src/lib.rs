@@ -31,7 +31,7 @@ pub use clock::{Clock, WallClock};
 pub use engine_core::{EngineConfig, EngineCore, StepOutcome};
 pub use event::{Event, Failure, Outcome};
 pub use loaded_model::RequestStatus;
-pub use pipeline::{Asked, Piped, Pipeline, Prompting, Router, Stage};
+pub use pipeline::{Pipeline, PipelineEvent, PipelineStream, PromptEncoder, Router, Stage};
 pub use request::Request;
 pub use sequence::RequestId;
 pub use thread::{Engine, ResponseStream};

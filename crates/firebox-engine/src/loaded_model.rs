@@ -1,4 +1,4 @@
-//! An open model of a host, with its queue and its running requests.
+//! An open model of an engine, with its queue and its running requests.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::request_setup::{Ready, RequestParts, RequestSetup, SetupTask};
 use crate::sequence::{RequestId, Sequence};
 
 /// After how long without use the system may have evicted pages of a mapped model.
-const DOUBTFUL: Duration = Duration::from_secs(1);
+const RESIDENCY_DOUBT: Duration = Duration::from_secs(1);
 
 /// A request that is queued or running.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,7 +37,7 @@ pub struct RequestStatus {
     pub generated_tokens: usize,
 }
 
-/// An open model of a host, with its running and waiting requests.
+/// An open model of an engine, with its running and waiting requests.
 #[derive(Debug)]
 pub(crate) struct LoadedModel {
     pub name: String,
@@ -48,23 +48,23 @@ pub(crate) struct LoadedModel {
     waiting: HashMap<Ticket, (Sequence, Task)>,
     running: HashMap<RequestId, (Ticket, TaskId, Task)>,
     tickets: HashMap<RequestId, Ticket>,
-    preparing: Vec<RequestSetup>,
+    setups: Vec<RequestSetup>,
     /// Requests to pause as soon as they are in no pass.
     pausing: Vec<RequestId>,
     /// The place in the queue that each waiting request was last sent.
     places: HashMap<RequestId, usize>,
-    /// Kept here so that the page gauge is reported for as long as the model is models.
+    /// Stays alive with the model, so that its pages are reported.
     pool: Arc<PagePool>,
     /// Whether the set of running or waiting requests may have changed.
     pub changed: bool,
     /// When a request last came or ended.
-    busy: Duration,
+    last_active: Duration,
     /// Whether a sequence has found the page pool exhausted.
-    short: bool,
-    segments: Prefetcher,
+    is_short_of_pages: bool,
+    prefetcher: Prefetcher,
     /// The urgency and the read position last passed to the model's residency.
     urgency: Option<Urgency>,
-    turn: Option<u32>,
+    queue_position: Option<u32>,
     /// The drafter of the draft model; each request gets a clone.
     drafter: Option<ModelDrafter>,
     /// Whether requests that do not set `lookup` draft by lookup.
@@ -82,9 +82,9 @@ impl LoadedModel {
     ) -> Result<Self, RuntimeError> {
         let decoder = model.decoder()?;
         let pool = Arc::new(pool);
-        let asked = Arc::downgrade(&pool);
+        let weak_pool = Arc::downgrade(&pool);
         model.telemetry().ask(model.meters(), "pages", move |snapshot| {
-            let Some(pool) = asked.upgrade() else { return false };
+            let Some(pool) = weak_pool.upgrade() else { return false };
             snapshot.gauges.insert(Gauge::KeysAndValues, pool.bytes() as u64);
             true
         });
@@ -95,16 +95,16 @@ impl LoadedModel {
             waiting: HashMap::new(),
             running: HashMap::new(),
             tickets: HashMap::new(),
-            preparing: Vec::new(),
+            setups: Vec::new(),
             pausing: Vec::new(),
             places: HashMap::new(),
             pool,
             changed: false,
-            busy: Duration::ZERO,
-            short: false,
-            segments: Prefetcher::of(model.checkpoint(), &decoder, fetcher),
+            last_active: Duration::ZERO,
+            is_short_of_pages: false,
+            prefetcher: Prefetcher::new(model.checkpoint(), &decoder, fetcher),
             urgency: None,
-            turn: None,
+            queue_position: None,
             drafter: model.draft().map(|draft| ModelDrafter::new(draft, &model)).transpose()?,
             lookup: false,
             model,
@@ -138,7 +138,7 @@ impl LoadedModel {
 
     /// Returns the requests that are queued or running.
     pub fn requests(&self) -> impl Iterator<Item = RequestStatus> {
-        let of = |sequence: &Sequence, waits: Option<usize>| RequestStatus {
+        let status = |sequence: &Sequence, waits: Option<usize>| RequestStatus {
             id: sequence.id,
             model: self.name.clone(),
             waits,
@@ -146,13 +146,13 @@ impl LoadedModel {
             generated_tokens: sequence.output().count(),
         };
         let waiting = self.waiting.values().map(move |(sequence, _)| {
-            of(sequence, Some(self.places.get(&sequence.id).copied().unwrap_or_default()))
+            status(sequence, Some(self.places.get(&sequence.id).copied().unwrap_or_default()))
         });
-        self.batch.sequences().map(move |sequence| of(sequence, None)).chain(waiting)
+        self.batch.sequences().map(move |sequence| status(sequence, None)).chain(waiting)
     }
 
     /// Queues a request. A refused request returns its session.
-    pub fn enter(&mut self, id: RequestId, request: Request, now: Duration) -> Result<(), Box<Failure>> {
+    pub fn submit(&mut self, id: RequestId, request: Request, now: Duration) -> Result<(), Box<Failure>> {
         let Request { prompt, config, session, head, task, or_not_at_all, scope, lookup, .. } = request;
         let session = match session {
             Some(session) => session,
@@ -166,34 +166,34 @@ impl LoadedModel {
                 return Err(Box::new(Failure { error: error.into(), session: Some(session) }));
             }
         };
-        let late_at = task.first_by.filter(|_| or_not_at_all).map(|first_by| now.saturating_add(first_by));
-        let lent = RequestParts { session, prompt, speculation: self.speculation(lookup) };
-        if let Err(error) = self.may_answer(&lent, config.context) {
+        let fail_at = task.first_by.filter(|_| or_not_at_all).map(|first_by| now.saturating_add(first_by));
+        let parts = RequestParts { session, prompt, speculation: self.speculation(lookup) };
+        if let Err(error) = self.check_request(&parts, config.context) {
             self.queue.leave(ticket);
-            return Err(lent.refused(error));
+            return Err(parts.refused(error));
         }
         let tokenizer = self.model.tokenizer().ok().cloned();
-        let preparation = SetupTask::of(&lent.session, head, config, tokenizer);
-        if preparation.takes_long() {
+        let setup = SetupTask::new(&parts.session, head, config, tokenizer);
+        if setup.takes_long() {
             // Other requests run in its place until it is prepared.
             self.queue.hold(now, ticket, true);
-            let preparing = RequestSetup::new((id, ticket, task), lent, scope, now, late_at, preparation);
-            self.preparing.push(preparing);
+            let setup = RequestSetup::new((id, ticket, task), parts, scope, now, fail_at, setup);
+            self.setups.push(setup);
         } else {
-            let ready = lent.with(preparation.run()).inspect_err(|_| {
+            let ready = parts.with(setup.run()).inspect_err(|_| {
                 self.queue.leave(ticket);
             })?;
-            self.line_up((id, ticket, task), ready, scope, late_at, now);
+            self.enqueue((id, ticket, task), ready, scope, fail_at, now);
         }
         self.tickets.insert(id, ticket);
         self.changed = true;
-        self.doubt(now);
-        self.busy = now;
+        self.doubt_residency(now);
+        self.last_active = now;
         Ok(())
     }
 
-    /// Refuses a request that no preparation could make valid.
-    fn may_answer(
+    /// Refuses a request that no setup could make valid.
+    fn check_request(
         &self,
         RequestParts { session, prompt, .. }: &RequestParts,
         context: Option<usize>,
@@ -206,45 +206,45 @@ impl LoadedModel {
     }
 
     /// Adds a prepared request to the queue, as one that came at `since`.
-    fn line_up(
+    fn enqueue(
         &mut self,
         (id, ticket, task): (RequestId, Ticket, Task),
         ready: Ready,
         scope: String,
-        late_at: Option<Duration>,
+        fail_at: Option<Duration>,
         since: Duration,
     ) {
         let Ready { session, prompt, speculation, output } = ready;
         let mut sequence = Sequence::new(id, *session, prompt, output, scope, task.priority, since);
-        sequence.late_at = late_at;
+        sequence.fail_at = fail_at;
         sequence.speculation = speculation;
         self.waiting.insert(ticket, (sequence, task));
     }
 
     /// Returns whether requests are being prepared.
     pub fn is_preparing(&self) -> bool {
-        !self.preparing.is_empty()
+        !self.setups.is_empty()
     }
 
     /// Queues the requests whose preparation is done. Returns those that ended instead.
     pub fn prepared(&mut self, now: Duration, sink: EventSink<'_>) -> Vec<RequestId> {
         let (mut ended, mut done, mut at) = (Vec::new(), Vec::new(), 0);
-        while let Some(preparing) = self.preparing.get(at) {
-            match preparing.outcome(&self.name, now) {
-                Some(outcome) => done.push((self.preparing.remove(at), outcome)),
+        while let Some(setup) = self.setups.get(at) {
+            match setup.outcome(&self.name, now) {
+                Some(outcome) => done.push((self.setups.remove(at), outcome)),
                 None => at += 1,
             }
         }
-        for (preparing, outcome) in done {
+        for (setup, outcome) in done {
             self.changed = true;
-            let RequestSetup { id, ticket, task, lent, scope, since, late_at, cancelled, .. } = preparing;
-            match lent.with(outcome) {
+            let RequestSetup { id, ticket, task, parts, scope, since, fail_at, cancelled, .. } = setup;
+            match parts.with(outcome) {
                 Err(failure) => {
                     sink(id, Event::Failed(failure));
                     ended.push(id);
                 }
                 Ok(ready) => {
-                    self.line_up((id, ticket, task), ready, scope, late_at, since);
+                    self.enqueue((id, ticket, task), ready, scope, fail_at, since);
                     self.queue.hold(now, ticket, false);
                     if cancelled && self.cancel(id, now, sink) {
                         ended.push(id);
@@ -256,9 +256,9 @@ impl LoadedModel {
     }
 
     /// Marks the residency of mapped segments as unknown if the model has been idle for a while.
-    fn doubt(&self, now: Duration) {
-        if !self.batch.has_work() && now.saturating_sub(self.busy) > DOUBTFUL {
-            self.segments.doubt();
+    fn doubt_residency(&self, now: Duration) {
+        if !self.batch.has_work() && now.saturating_sub(self.last_active) > RESIDENCY_DOUBT {
+            self.prefetcher.forget_residency();
         }
     }
 
@@ -282,7 +282,7 @@ impl LoadedModel {
                         self.pausing.retain(|id| self.tickets.get(id) != Some(&ticket));
                         continue;
                     };
-                    sequence.starts(self.batch.prefixes(), now);
+                    sequence.start(self.batch.prefixes(), now);
                     // Time in the queue counts towards the deadline of the first token.
                     let waited = sequence.state.timing().since_begin(now);
                     let first_by = task.first_by.filter(|_| sequence.output().count() == 0);
@@ -290,12 +290,12 @@ impl LoadedModel {
                     let scheduled = scheduler.add(now, id, Task { first_by, ..task });
                     self.places.remove(&sequence.id);
                     self.running.insert(sequence.id, (ticket, scheduled, task));
-                    self.batch.join(sequence);
+                    self.batch.add(sequence);
                 }
                 Change::Pause(ticket) => {
-                    let paused = self.running.iter().find(|(_, (other, ..))| *other == ticket);
+                    let running = self.running.iter().find(|(_, (other, ..))| *other == ticket);
                     // One that is being paused already may have left.
-                    if let Some((&id, _)) = paused {
+                    if let Some((&id, _)) = running {
                         self.pausing.push(id);
                     }
                 }
@@ -317,13 +317,13 @@ impl LoadedModel {
     fn pause(&mut self, scheduler: &mut Scheduler, now: Duration, sink: EventSink<'_>) -> Vec<RequestId> {
         let mut ended = Vec::new();
         for id in std::mem::take(&mut self.pausing) {
-            if self.batch.is_passing(id) {
+            if self.batch.is_in_pass(id) {
                 self.pausing.push(id);
                 self.changed = true;
-            } else if let Some(mut sequence) = self.batch.leave(id)
-                && let Some((ticket, task, wish)) = self.running.remove(&id)
+            } else if let Some(mut sequence) = self.batch.remove(id)
+                && let Some((ticket, scheduled, task)) = self.running.remove(&id)
             {
-                scheduler.remove(task);
+                scheduler.remove(scheduled);
                 if sequence.cancelled {
                     if let Some(event) = sequence.cancel() {
                         sink(id, event);
@@ -332,22 +332,22 @@ impl LoadedModel {
                     ended.push(id);
                     continue;
                 }
-                sequence.pauses();
-                if self.short && gains_pages(&sequence.session) {
+                sequence.pause();
+                if self.is_short_of_pages && frees_pages(&sequence.session) {
                     sequence.session.drop_cache();
                     self.pool.shrink();
                 }
-                self.waiting.insert(ticket, (sequence, wish));
+                self.waiting.insert(ticket, (sequence, task));
             }
         }
         ended
     }
 
     /// Removes a request that has ended; its slot is free.
-    pub fn left(&mut self, id: RequestId, now: Duration, scheduler: &mut Scheduler) {
+    pub fn finish(&mut self, id: RequestId, now: Duration, scheduler: &mut Scheduler) {
         self.changed = true;
-        self.busy = now;
-        self.short = false;
+        self.last_active = now;
+        self.is_short_of_pages = false;
         self.queue.set_room(usize::MAX);
         self.places.remove(&id);
         if let Some(ticket) = self.tickets.remove(&id) {
@@ -361,8 +361,8 @@ impl LoadedModel {
 
     /// Cancels a request. Returns whether it has ended; one that is in a pass ends with that pass.
     pub fn cancel(&mut self, id: RequestId, now: Duration, sink: EventSink<'_>) -> bool {
-        if let Some(preparing) = self.preparing.iter_mut().find(|preparing| preparing.id == id) {
-            preparing.cancelled = true;
+        if let Some(setup) = self.setups.iter_mut().find(|setup| setup.id == id) {
+            setup.cancelled = true;
             return false;
         }
         if let Some(sequence) = self.batch.get_mut(id) {
@@ -382,7 +382,7 @@ impl LoadedModel {
 
     /// Fails requests whose first token is late, and returns them.
     pub fn fail_late(&mut self, now: Duration, sink: EventSink<'_>) -> Vec<RequestId> {
-        let running = self.batch.sequences().filter(|one| one.is_late(now) && !self.batch.is_passing(one.id));
+        let running = self.batch.sequences().filter(|one| one.is_late(now) && !self.batch.is_in_pass(one.id));
         let waiting = self.waiting.values().map(|(sequence, _)| sequence).filter(|one| one.is_late(now));
         let late: Vec<RequestId> = running.chain(waiting).map(|sequence| sequence.id).collect();
         for &id in &late {
@@ -393,12 +393,12 @@ impl LoadedModel {
 
     /// Fails a request that is in no pass.
     pub fn fail(&mut self, id: RequestId, error: RuntimeError, sink: EventSink<'_>) {
-        let preparing = self.preparing.iter().position(|preparing| preparing.id == id);
-        if let Some(at) = preparing {
-            return sink(id, Event::Failed(self.preparing.remove(at).lent.refused(error)));
+        let setup = self.setups.iter().position(|setup| setup.id == id);
+        if let Some(at) = setup {
+            return sink(id, Event::Failed(self.setups.remove(at).parts.refused(error)));
         }
         let waiting = self.tickets.get(&id).and_then(|ticket| self.waiting.remove(ticket));
-        let sequence = waiting.map(|(sequence, _)| sequence).or_else(|| self.batch.leave(id));
+        let sequence = waiting.map(|(sequence, _)| sequence).or_else(|| self.batch.remove(id));
         let event = match sequence {
             Some(sequence) => sequence.failed(error),
             None => Event::Failed(error.into()),
@@ -430,7 +430,10 @@ impl LoadedModel {
         if !self.batch.has_work() {
             return Readiness::Idle;
         }
-        if self.aims().unwrap_or_else(|| self.segments.are_there(self.batch.upcoming_layer())) {
+        if self
+            .are_weights_resident()
+            .unwrap_or_else(|| self.prefetcher.is_resident(self.batch.upcoming_layer()))
+        {
             Readiness::Ready
         } else {
             Readiness::Waiting
@@ -439,30 +442,30 @@ impl LoadedModel {
 
     /// For a model that streams its weights, returns whether those of the next step are resident and no pass outside
     /// the engine streams. Moves missing weights to the front of the read order.
-    fn aims(&self) -> Option<bool> {
+    fn are_weights_resident(&self) -> Option<bool> {
         let streamed = self.batch.decoder().streamed()?;
         Some(!streamed.is_busy() && self.batch.upcoming_step().is_none_or(|step| streamed.prioritize(step)))
     }
 
     /// Reports the model's urgency to its residency if it has changed: memory goes to the most urgent model.
-    pub fn tell_urgency(&mut self) {
+    pub fn report_urgency(&mut self) {
         let Some(residency) = self.model.residency() else { return };
         let waiting = self.waiting.values().map(|(sequence, _)| sequence);
-        let asked = self.batch.sequences().chain(waiting).filter(|one| !one.held || one.cancelled);
-        let most = asked.map(|one| (one.priority, one.output().count() == 0)).max();
-        let urgency = most.map(|(priority, awaited)| Urgency { priority, awaited });
+        let active = self.batch.sequences().chain(waiting).filter(|one| !one.held || one.cancelled);
+        let highest = active.map(|one| (one.priority, one.output().count() == 0)).max();
+        let urgency = highest.map(|(priority, awaited)| Urgency { priority, awaited });
         if std::mem::replace(&mut self.urgency, urgency) != urgency {
             residency.set_urgency(urgency);
         }
     }
 
     /// Reports that the engine no longer needs the model, even if it is used elsewhere.
-    pub fn rest(&mut self) {
+    pub fn retire(&mut self) {
         self.model.meters().set(Gauge::WaitingRequests, 0);
         if let Some(residency) = self.model.residency() {
             residency.set_urgency(None);
         }
-        self.tell_turn(u32::MAX);
+        self.report_queue_position(u32::MAX);
     }
 
     /// Returns the urgency last reported, for a model that shares its memory.
@@ -471,11 +474,11 @@ impl LoadedModel {
     }
 
     /// Reports the model's position in the order of disk reads if it has changed.
-    pub fn tell_turn(&mut self, turn: u32) {
-        if self.turn.replace(turn) != Some(turn)
+    pub fn report_queue_position(&mut self, position: u32) {
+        if self.queue_position.replace(position) != Some(position)
             && let Some(residency) = self.model.residency()
         {
-            residency.set_queue_position(turn);
+            residency.set_queue_position(position);
         }
     }
 
@@ -485,8 +488,8 @@ impl LoadedModel {
             // It reads ahead by itself once it has work, and holds no buffers before.
             return;
         }
-        self.doubt(now);
-        self.segments.fetch_from(self.batch.upcoming_layer());
+        self.doubt_residency(now);
+        self.prefetcher.prefetch_from(self.batch.upcoming_layer());
     }
 
     /// Frees pages for sequences that found the pool exhausted. First drops the cache of the waiting request that runs
@@ -495,9 +498,9 @@ impl LoadedModel {
     pub fn preempt(&mut self, starved: Vec<RequestId>, now: Duration, sink: EventSink<'_>) -> Vec<RequestId> {
         self.changed = true;
         let order = self.queue.order(now);
-        let turn = |ticket: &Ticket| order.iter().position(|other| other == ticket).unwrap_or(usize::MAX);
-        let with_pages = self.waiting.iter().filter(|(_, (sequence, _))| gains_pages(&sequence.session));
-        let last = with_pages.map(|(ticket, _)| *ticket).max_by_key(|ticket| (turn(ticket), *ticket));
+        let place = |ticket: &Ticket| order.iter().position(|other| other == ticket).unwrap_or(usize::MAX);
+        let with_pages = self.waiting.iter().filter(|(_, (sequence, _))| frees_pages(&sequence.session));
+        let last = with_pages.map(|(ticket, _)| *ticket).max_by_key(|ticket| (place(ticket), *ticket));
         if let Some((sequence, _)) = last.and_then(|ticket| self.waiting.get_mut(&ticket)) {
             sequence.session.drop_cache();
             self.pool.shrink();
@@ -507,7 +510,7 @@ impl LoadedModel {
         let running = self.queue.running().max(self.batch.sequences().len());
         if running > 1 {
             self.queue.set_room(running - 1);
-            self.short = true;
+            self.is_short_of_pages = true;
             return Vec::new();
         }
         let pages = self.pool.pages();
@@ -520,6 +523,6 @@ impl LoadedModel {
 
 /// Returns whether dropping the session's cache frees pages and loses nothing that cannot be recomputed. A branch of a
 /// conversation that goes on elsewhere may own no page.
-fn gains_pages(session: &Session) -> bool {
+fn frees_pages(session: &Session) -> bool {
     session.is_reproducible() && session.cache().has_own_page()
 }

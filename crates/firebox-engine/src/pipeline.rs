@@ -28,14 +28,14 @@ impl<F: FnMut(&str) -> Result<Vec<(String, f32)>, RuntimeError> + Send> Router f
 }
 
 /// Encodes a question as the prompt of a model.
-pub type Prompting = Arc<dyn Fn(&str) -> Result<Vec<u32>, RuntimeError> + Send + Sync>;
+pub type PromptEncoder = Arc<dyn Fn(&str) -> Result<Vec<u32>, RuntimeError> + Send + Sync>;
 
 /// A model, or one head of a model, that answers in a pipeline.
 #[derive(Clone)]
 pub struct Stage {
     name: String,
     model: String,
-    prompting: Prompting,
+    encoder: PromptEncoder,
     head: Option<String>,
     config: GenerationConfig,
     first_by: Option<Duration>,
@@ -46,13 +46,13 @@ impl Stage {
     /// A stage for a model of an engine, by its name there. The stage has the same name.
     pub fn new(
         model: impl Into<String>,
-        prompting: impl Fn(&str) -> Result<Vec<u32>, RuntimeError> + Send + Sync + 'static,
+        encoder: impl Fn(&str) -> Result<Vec<u32>, RuntimeError> + Send + Sync + 'static,
     ) -> Self {
         let model = model.into();
         Self {
             name: model.clone(),
             model,
-            prompting: Arc::new(prompting),
+            encoder: Arc::new(encoder),
             head: None,
             config: GenerationConfig::default(),
             first_by: None,
@@ -87,7 +87,7 @@ impl Stage {
     }
 
     fn request(&self, text: &str) -> Result<Request, RuntimeError> {
-        let mut request = Request::new(&self.model, (self.prompting)(text)?)
+        let mut request = Request::new(&self.model, (self.encoder)(text)?)
             .with_config(self.config.clone())
             .with_priority(Priority::Interactive);
         request.head.clone_from(&self.head);
@@ -109,26 +109,26 @@ impl fmt::Debug for Stage {
 /// ```no_run
 /// # fn main() -> Result<(), firebox_runtime::RuntimeError> {
 /// use std::time::Duration;
-/// use firebox_engine::{Engine, EngineConfig, Piped, Pipeline, Stage};
+/// use firebox_engine::{Engine, EngineConfig, PipelineEvent, Pipeline, Stage};
 /// use firebox_runtime::{Model, device};
 ///
 /// let engine = Engine::start(EngineConfig::default())?;
 /// let cpu = device("cpu")?;
 /// let (code, small) = (Model::open("models/code", &cpu)?, Model::open("models/small", &cpu)?);
-/// let prompting = |model: &Model| {
+/// let encoder = |model: &Model| {
 ///     let tokenizer = model.tokenizer().unwrap().clone();
 ///     move |text: &str| Ok(tokenizer.encode(text, true)?)
 /// };
-/// let pipeline = Pipeline::new(&engine, Stage::new("small", prompting(&small)))
-///     .with_stage(Stage::new("code", prompting(&code)).with_first_by(Duration::from_secs(2)))
+/// let pipeline = Pipeline::new(&engine, Stage::new("small", encoder(&small)))
+///     .with_stage(Stage::new("code", encoder(&code)).with_first_by(Duration::from_secs(2)))
 ///     .with_router(|text: &str| Ok(vec![("code".into(), if text.contains("fn ") { 0.9 } else { 0.1 })]));
 /// engine.add("code", code)?;
 /// engine.add("small", small)?;
 /// for event in pipeline.ask("fn main") {
 ///     match event {
-///         Piped::Routed { stage, .. } => println!("[{stage}]"),
-///         Piped::Replaced { by, why, .. } => println!("[{why}; {by} answers]"),
-///         Piped::Said(_) => {}
+///         PipelineEvent::Routed { stage, .. } => println!("[{stage}]"),
+///         PipelineEvent::Replaced { by, why, .. } => println!("[{why}; {by} answers]"),
+///         PipelineEvent::Answer(_) => {}
 ///     }
 /// }
 /// # Ok(()) }
@@ -152,7 +152,7 @@ impl fmt::Debug for Shared {
 
 /// An event of a pipeline.
 #[derive(Debug)]
-pub enum Piped {
+pub enum PipelineEvent {
     /// A stage was chosen.
     Routed {
         /// The name of the stage.
@@ -170,7 +170,7 @@ pub enum Piped {
         why: RuntimeError,
     },
     /// An event of the current stage.
-    Said(Event),
+    Answer(Event),
 }
 
 impl Pipeline {
@@ -191,34 +191,34 @@ impl Pipeline {
     }
 
     /// Asks a question. The router runs on the calling thread, everything else on the engine's.
-    pub fn ask(&self, text: &str) -> Asked {
-        let (stage, confidence, sink) = match self.routed(text) {
+    pub fn ask(&self, text: &str) -> PipelineStream {
+        let (stage, confidence, replaced) = match self.route(text) {
             Ok((stage, confidence)) => (stage, confidence, None),
             Err(why) => {
                 let by = self.fallback.name.clone();
-                (None, 0.0, Some(Piped::Replaced { stage: ROUTER.into(), by, why }))
+                (None, 0.0, Some(PipelineEvent::Replaced { stage: ROUTER.into(), by, why }))
             }
         };
         let is_fallback = stage.is_none();
-        let mut asked = Asked {
+        let mut stream = PipelineStream {
             pipeline: self.clone(),
             text: text.into(),
-            coming: sink.into_iter().collect(),
-            answering: None,
+            queued: replaced.into_iter().collect(),
+            response: None,
             stage: stage.unwrap_or_else(|| self.fallback.clone()),
             is_fallback,
         };
-        asked.coming.push_back(Piped::Routed { stage: asked.stage.name.clone(), confidence });
-        asked.begin();
-        asked
+        stream.queued.push_back(PipelineEvent::Routed { stage: stream.stage.name.clone(), confidence });
+        stream.begin();
+        stream
     }
 
     /// Returns the stage with the highest confidence, if that suffices.
-    fn routed(&self, text: &str) -> Result<(Option<Stage>, f32), RuntimeError> {
+    fn route(&self, text: &str) -> Result<(Option<Stage>, f32), RuntimeError> {
         let Some(Shared(router)) = &self.router else { return Ok((None, 1.0)) };
         let routes = router.lock().unwrap_or_else(PoisonError::into_inner).route(text)?;
-        let surest = routes.into_iter().max_by(|one, other| one.1.total_cmp(&other.1));
-        let chosen = surest.and_then(|(name, confidence)| {
+        let best = routes.into_iter().max_by(|one, other| one.1.total_cmp(&other.1));
+        let chosen = best.and_then(|(name, confidence)| {
             let stage = self.stages.iter().find(|stage| stage.name == name)?;
             (confidence >= stage.least_confidence).then(|| (Some(stage.clone()), confidence))
         });
@@ -226,84 +226,84 @@ impl Pipeline {
     }
 }
 
-/// The name of the router in [`Piped::Replaced`].
+/// The name of the router in [`PipelineEvent::Replaced`].
 const ROUTER: &str = "router";
 
 /// The events of a question, as a [`Stream`] and as a blocking iterator. Dropping it cancels the question.
 #[derive(Debug)]
-pub struct Asked {
+pub struct PipelineStream {
     pipeline: Pipeline,
     text: String,
-    coming: VecDeque<Piped>,
-    answering: Option<ResponseStream>,
+    queued: VecDeque<PipelineEvent>,
+    response: Option<ResponseStream>,
     stage: Stage,
     is_fallback: bool,
 }
 
-impl Asked {
+impl PipelineStream {
     /// Returns the name of the stage that answers.
-    pub fn by(&self) -> &str {
+    pub fn stage(&self) -> &str {
         &self.stage.name
     }
 
     fn begin(&mut self) {
         match self.stage.request(&self.text) {
-            Ok(request) => self.answering = Some(self.pipeline.engine.generate(request)),
-            Err(why) => self.failed(why),
+            Ok(request) => self.response = Some(self.pipeline.engine.generate(request)),
+            Err(why) => self.fall_back(why),
         }
     }
 
     /// Lets the fallback answer, unless it is what failed.
-    fn failed(&mut self, why: RuntimeError) {
-        self.answering = None;
+    fn fall_back(&mut self, why: RuntimeError) {
+        self.response = None;
         let fallback = &self.pipeline.fallback;
         if self.is_fallback {
-            self.coming.push_back(Piped::Said(Event::Failed(why.into())));
+            self.queued.push_back(PipelineEvent::Answer(Event::Failed(why.into())));
             return;
         }
         self.is_fallback = true;
         let (stage, by) = (self.stage.name.clone(), fallback.name.clone());
         self.stage = fallback.clone();
-        self.coming.push_back(Piped::Replaced { stage, by, why });
+        self.queued.push_back(PipelineEvent::Replaced { stage, by, why });
         self.begin();
     }
 
     /// Handles an event of the current stage.
-    fn heard(&mut self, event: Option<Event>) {
+    fn receive(&mut self, event: Option<Event>) {
         match event {
-            Some(Event::Failed(failure)) => self.failed(failure.error),
+            Some(Event::Failed(failure)) => self.fall_back(failure.error),
             Some(event) => {
                 if event.is_last() {
-                    self.answering = None;
+                    self.response = None;
                 }
-                self.coming.push_back(Piped::Said(event));
+                self.queued.push_back(PipelineEvent::Answer(event));
             }
-            None => self.answering = None,
+            None => self.response = None,
         }
     }
 }
 
-impl Iterator for Asked {
-    type Item = Piped;
+impl Iterator for PipelineStream {
+    type Item = PipelineEvent;
 
-    fn next(&mut self) -> Option<Piped> {
-        while self.coming.is_empty() {
-            let event = self.answering.as_mut()?.next();
-            self.heard(event);
+    fn next(&mut self) -> Option<PipelineEvent> {
+        while self.queued.is_empty() {
+            let event = self.response.as_mut()?.next();
+            self.receive(event);
         }
-        self.coming.pop_front()
+        self.queued.pop_front()
     }
 }
 
-impl Stream for Asked {
-    type Item = Piped;
+impl Stream for PipelineStream {
+    type Item = PipelineEvent;
 
-    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Piped>> {
-        while self.coming.is_empty() {
-            let Some(answering) = &mut self.answering else { return Poll::Ready(None) };
-            let event = ready!(Pin::new(answering).poll_next(context));
-            self.heard(event);
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<PipelineEvent>> {
+        while self.queued.is_empty() {
+            let Some(response) = &mut self.response else { return Poll::Ready(None) };
+            let event = ready!(Pin::new(response).poll_next(context));
+            self.receive(event);
         }
-        Poll::Ready(self.coming.pop_front())
+        Poll::Ready(self.queued.pop_front())
     }
 }

@@ -10,7 +10,7 @@ use firebox_model::{Decoder, segments_by_layer};
 use firebox_store::{Checkpoint, SegmentId};
 
 /// Layers that are prefetched after the next one.
-const AHEAD: usize = 3;
+const LAYERS_AHEAD: usize = 3;
 
 /// The memory-mapped segments of a model that are read on first access: which are resident, and the fetcher that loads
 /// them before a layer waits for them.
@@ -28,72 +28,71 @@ struct Part {
     /// The layer that needs it.
     layer: usize,
     /// Whether it was resident when last checked, or has been loaded since.
-    there: Arc<AtomicBool>,
+    is_resident: Arc<AtomicBool>,
 }
 
 impl Prefetcher {
     /// The segments of a model; none if the model streams its weights, which has a readahead of its own.
-    pub fn of(checkpoint: &Checkpoint, decoder: &Decoder, fetcher: &Arc<Fetcher>) -> Self {
+    pub fn new(checkpoint: &Checkpoint, decoder: &Decoder, fetcher: &Arc<Fetcher>) -> Self {
         // On other devices the weights are copies, and the files are not read again.
         let mapped = decoder.streamed().is_none() && *decoder.device() == Device::flex();
-        let touched = mapped.then(|| segments_by_layer(checkpoint, decoder.config()));
-        let touched = touched.into_iter().flatten();
-        let parts = touched.map(|(layer, id)| Part { id, layer, there: Arc::default() }).collect();
+        let segments = mapped.then(|| segments_by_layer(checkpoint, decoder.config()));
+        let segments = segments.into_iter().flatten();
+        let parts = segments.map(|(layer, id)| Part { id, layer, is_resident: Arc::default() }).collect();
         Self { checkpoint: checkpoint.clone(), parts, fetcher: fetcher.clone() }
     }
 
     /// Returns whether a layer can run without waiting for the disk. If not, starts to load it and those after it.
-    pub fn are_there(&self, layer: usize) -> bool {
+    pub fn is_resident(&self, layer: usize) -> bool {
         let needed = self.parts.iter().filter(|part| part.layer == layer);
         // All parts are checked, so that all missing ones are fetched.
-        let missing = needed.filter(|part| !self.look(part)).count();
-        let there = missing == 0;
-        if !there {
-            self.fetch_from(layer);
+        let missing = needed.filter(|part| !self.check(part)).count();
+        if missing > 0 {
+            self.prefetch_from(layer);
         }
-        there
+        missing == 0
     }
 
     /// Requests the missing segments of a layer and the next ones.
-    pub fn fetch_from(&self, layer: usize) {
-        for part in self.parts.iter().filter(|part| (layer..=layer + AHEAD).contains(&part.layer)) {
-            if !part.there.load(Ordering::Relaxed) {
-                self.fetcher.ask(Fetch {
+    pub fn prefetch_from(&self, layer: usize) {
+        for part in self.parts.iter().filter(|part| (layer..=layer + LAYERS_AHEAD).contains(&part.layer)) {
+            if !part.is_resident.load(Ordering::Relaxed) {
+                self.fetcher.request(Fetch {
                     checkpoint: self.checkpoint.clone(),
                     id: part.id,
-                    there: part.there.clone(),
+                    is_resident: part.is_resident.clone(),
                 });
             }
         }
     }
 
     /// Marks all parts as unknown, because the system may have evicted some.
-    pub fn doubt(&self) {
+    pub fn forget_residency(&self) {
         for part in &self.parts {
-            part.there.store(false, Ordering::Relaxed);
+            part.is_resident.store(false, Ordering::Relaxed);
         }
     }
 
-    fn look(&self, part: &Part) -> bool {
-        if !part.there.load(Ordering::Relaxed) {
+    fn check(&self, part: &Part) -> bool {
+        if !part.is_resident.load(Ordering::Relaxed) {
             // If the system cannot tell, the layer waits for its page faults.
-            part.there.store(self.checkpoint.is_resident(part.id).unwrap_or(true), Ordering::Relaxed);
+            part.is_resident.store(self.checkpoint.is_resident(part.id).unwrap_or(true), Ordering::Relaxed);
         }
-        part.there.load(Ordering::Relaxed)
+        part.is_resident.load(Ordering::Relaxed)
     }
 }
 
 /// Loads segments on a thread of its own, in the order of the requests.
 #[derive(Debug, Default)]
 pub(crate) struct Fetcher {
-    wanted: Mutex<FetchRequest>,
+    requests: Mutex<FetchQueue>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct FetchRequest {
+struct FetchQueue {
     queue: VecDeque<Fetch>,
-    over: bool,
+    is_ended: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -101,7 +100,7 @@ struct Fetch {
     checkpoint: Checkpoint,
     id: SegmentId,
     /// Set once loaded, even if the system has evicted it again, so that the layer runs.
-    there: Arc<AtomicBool>,
+    is_resident: Arc<AtomicBool>,
 }
 
 impl Fetcher {
@@ -116,39 +115,39 @@ impl Fetcher {
         fetcher
     }
 
-    fn ask(&self, fetch: Fetch) {
-        let mut wanted = self.wanted();
-        if wanted.over {
+    fn request(&self, fetch: Fetch) {
+        let mut requests = self.lock_requests();
+        if requests.is_ended {
             // Without a thread, layers wait for their page faults.
-            fetch.there.store(true, Ordering::Relaxed);
-        } else if !wanted.queue.iter().any(|asked| Arc::ptr_eq(&asked.there, &fetch.there)) {
-            wanted.queue.push_back(fetch);
+            fetch.is_resident.store(true, Ordering::Relaxed);
+        } else if !requests.queue.iter().any(|queued| Arc::ptr_eq(&queued.is_resident, &fetch.is_resident)) {
+            requests.queue.push_back(fetch);
             self.changed.notify_one();
         }
     }
 
     pub fn end(&self) {
-        self.wanted().over = true;
+        self.lock_requests().is_ended = true;
         self.changed.notify_one();
     }
 
     fn read(&self) {
-        let mut wanted = self.wanted();
-        while !wanted.over {
-            let Some(Fetch { checkpoint, id, there }) = wanted.queue.front().cloned() else {
-                wanted = self.changed.wait(wanted).unwrap_or_else(PoisonError::into_inner);
+        let mut requests = self.lock_requests();
+        while !requests.is_ended {
+            let Some(Fetch { checkpoint, id, is_resident }) = requests.queue.front().cloned() else {
+                requests = self.changed.wait(requests).unwrap_or_else(PoisonError::into_inner);
                 continue;
             };
-            drop(wanted);
+            drop(requests);
             // The access that needs the segment reports a read error.
             let _ = checkpoint.populate(id);
-            there.store(true, Ordering::Relaxed);
-            wanted = self.wanted();
-            wanted.queue.pop_front();
+            is_resident.store(true, Ordering::Relaxed);
+            requests = self.lock_requests();
+            requests.queue.pop_front();
         }
     }
 
-    fn wanted(&self) -> MutexGuard<'_, FetchRequest> {
-        self.wanted.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock_requests(&self) -> MutexGuard<'_, FetchQueue> {
+        self.requests.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

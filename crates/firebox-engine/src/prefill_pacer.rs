@@ -3,7 +3,7 @@
 use std::iter::Sum;
 use std::time::Duration;
 
-use crate::prefill_chunks::Room;
+use crate::prefill_chunks::PrefillBudget;
 use crate::sequence::Need;
 
 /// Rows of prefill that go through a layer together beside decoding before anything was measured.
@@ -31,7 +31,7 @@ pub(crate) struct PrefillPacer {
     /// Cost of a layer of prefill.
     layer: Option<Seconds>,
     /// Seconds of prefill since the last decode step.
-    fed: f64,
+    prefill_seconds: f64,
 }
 
 /// The work of a layer for rows of prompts.
@@ -44,7 +44,7 @@ pub(crate) struct Work {
 
 impl Work {
     /// The work of `tokens` tokens that follow `before` others.
-    pub fn of(tokens: usize, before: usize) -> Self {
+    pub fn new(tokens: usize, before: usize) -> Self {
         let rows = tokens as f64;
         Self { rows, attended: rows * (before as f64 + rows / 2.0) / POSITIONS }
     }
@@ -67,7 +67,7 @@ struct Seconds {
 }
 
 impl Seconds {
-    fn of(self, work: Work) -> f64 {
+    fn for_work(self, work: Work) -> f64 {
         self.row * work.rows + self.attended * work.attended
     }
 
@@ -76,7 +76,7 @@ impl Seconds {
     fn blend(&mut self, work: Work, took: f64, part: f64) {
         let length = work.rows * work.rows + work.attended * work.attended;
         if length > 0.0 {
-            let off = part * (took - self.of(work)) / length;
+            let off = part * (took - self.for_work(work)) / length;
             self.row = (self.row + off * work.rows).max(0.0);
             self.attended = (self.attended + off * work.attended).max(0.0);
         }
@@ -85,19 +85,19 @@ impl Seconds {
 
 impl PrefillPacer {
     /// Records a layer.
-    pub fn layer(&mut self, need: Need, work: Work, took: Duration) {
-        if need == Need::Feed {
+    pub fn record_layer(&mut self, need: Need, work: Work, took: Duration) {
+        if need == Need::Prefill {
             let took = took.as_secs_f64();
-            self.fed += took;
+            self.prefill_seconds += took;
             let part = if self.layer.is_some() { NEWEST } else { 1.0 };
             self.layer.get_or_insert_default().blend(work, took, part);
         }
     }
 
     /// Records a pass.
-    pub fn pass(&mut self, need: Need, took: Duration) {
-        if need == Need::Step {
-            self.fed = 0.0;
+    pub fn record_pass(&mut self, need: Need, took: Duration) {
+        if need == Need::Decode {
+            self.prefill_seconds = 0.0;
             let took = took.as_secs_f64();
             self.step = Some(self.step.map_or(took, |step| step + NEWEST * (took - step)));
         }
@@ -105,33 +105,33 @@ impl PrefillPacer {
 
     /// Returns whether a layer of prefill runs before the next decode step. Without `work`, assumes a pass that has not
     /// begun. At least one layer runs between two steps, so that prefill makes progress whatever it costs.
-    pub fn may_feed(&self, work: Option<Work>) -> bool {
+    pub fn may_prefill(&self, work: Option<Work>) -> bool {
         let Some(step) = self.step else { return false };
-        let layer = work.map_or(SHARE * step, |work| self.takes(work));
-        self.fed == 0.0 || self.fed + layer <= step
+        let layer = work.map_or(SHARE * step, |work| self.layer_seconds(work));
+        self.prefill_seconds == 0.0 || self.prefill_seconds + layer <= step
     }
 
     /// Returns the seconds that a layer takes, or zero as long as nothing was measured.
-    pub fn takes(&self, work: Work) -> f64 {
-        self.layer.unwrap_or_default().of(work)
+    pub fn layer_seconds(&self, work: Work) -> f64 {
+        self.layer.unwrap_or_default().for_work(work)
     }
 
     /// Returns how much of a prompt goes through `layers` layers together when nothing runs beside it. `row` is the
     /// seconds that a layer takes per row.
-    pub fn alone(&self, layers: usize, row: f64) -> Room {
+    pub fn alone(&self, layers: usize, row: f64) -> PrefillBudget {
         match self.layer {
-            Some(_) => Room::seconds((PASS / layers.max(1) as f64).max(WORTH_READING * row)),
-            None => Room::ALL,
+            Some(_) => PrefillBudget::seconds((PASS / layers.max(1) as f64).max(WORTH_READING * row)),
+            None => PrefillBudget::ALL,
         }
     }
 
     /// Returns how much of the prompts goes through a layer together beside decoding, or beside each other.
-    pub fn beside(&self, row: f64) -> Room {
+    pub fn beside(&self, row: f64) -> PrefillBudget {
         match (self.step, self.layer) {
             (Some(step), Some(_)) => {
-                Room::seconds((step * SHARE).max((step * LARGEST_SHARE).min(WORTH_READING * row)))
+                PrefillBudget::seconds((step * SHARE).max((step * LARGEST_SHARE).min(WORTH_READING * row)))
             }
-            _ => Room { rows: FIRST_ROWS, ..Room::ALL },
+            _ => PrefillBudget { rows: FIRST_ROWS, ..PrefillBudget::ALL },
         }
     }
 }
@@ -140,25 +140,25 @@ impl PrefillPacer {
 mod tests {
     use super::*;
 
-    /// Returns a rhythm beside decode steps of 20 ms, and the rows and milliseconds of a prefill layer once they have
+    /// Returns a pacer beside decode steps of 20 ms, and the rows and milliseconds of a prefill layer once they have
     /// settled, `before` tokens into a prompt. `took` holds the milliseconds of a layer: fixed, per row, and per 4096
     /// positions that a row attends to.
     fn beside(took: [f64; 3], before: usize) -> (PrefillPacer, usize, f64) {
-        let mut rhythm = PrefillPacer::default();
-        rhythm.pass(Need::Step, Duration::from_millis(20));
+        let mut pacer = PrefillPacer::default();
+        pacer.record_pass(Need::Decode, Duration::from_millis(20));
         let (mut rows, mut ms) = (FIRST_ROWS, 0.0);
         for _ in 0..200 {
-            let work = Work::of(rows, before);
+            let work = Work::new(rows, before);
             ms = took[0] + took[1] * work.rows + took[2] * work.attended;
-            rhythm.layer(Need::Feed, work, Duration::from_secs_f64(ms / 1e3));
-            let row = rhythm.takes(Work::of(1, before));
-            rows = ((rhythm.beside(row).seconds / row) as usize).max(1);
+            pacer.record_layer(Need::Prefill, work, Duration::from_secs_f64(ms / 1e3));
+            let row = pacer.layer_seconds(Work::new(1, before));
+            rows = ((pacer.beside(row).seconds / row) as usize).max(1);
         }
-        (rhythm, rows, ms)
+        (pacer, rows, ms)
     }
 
     #[test]
-    fn few_rows_of_a_prompt_take_more_of_the_time_between_steps() {
+    fn few_rows_get_a_larger_share_of_a_step() {
         let worth = WORTH_READING as usize;
         let (_, many, took) = beside([1.0, 0.1, 0.0], 0);
         assert!(many > worth && (9.0..=10.1).contains(&took), "{many} rows take {took} ms");
@@ -172,38 +172,38 @@ mod tests {
     }
 
     #[test]
-    fn a_question_beside_a_book_says_nothing_wrong_of_the_book() {
+    fn short_prompts_do_not_distort_the_cost_of_long_ones() {
         let took = [0.5, 0.1, 0.15];
-        let mut rhythm = beside(took, 100).0;
+        let mut pacer = beside(took, 100).0;
         // The long prompt goes on, now and then beside a short one. After some of those, both costs are known.
         let mut before = 100;
         for pass in 0..400 {
-            let question = (pass % 7 == 0).then(|| Work::of(16, 30));
-            let work: Work = [Work::of(10, before)].into_iter().chain(question).sum();
+            let short = (pass % 7 == 0).then(|| Work::new(16, 30));
+            let work: Work = [Work::new(10, before)].into_iter().chain(short).sum();
             before += 50;
             let ms = took[0] + took[1] * work.rows + took[2] * work.attended;
             if pass > 120 {
-                let foretold = rhythm.takes(work) * 1e3;
-                assert!((foretold / ms - 1.0).abs() < 0.1, "{foretold} instead of {ms} ms in pass {pass}");
+                let predicted = pacer.layer_seconds(work) * 1e3;
+                assert!((predicted / ms - 1.0).abs() < 0.1, "{predicted} instead of {ms} ms in pass {pass}");
             }
             for _ in 0..28 {
-                rhythm.layer(Need::Feed, work, Duration::from_secs_f64(ms / 1e3));
+                pacer.record_layer(Need::Prefill, work, Duration::from_secs_f64(ms / 1e3));
             }
         }
     }
 
     #[test]
-    fn a_pass_of_prompts_alone_is_short_unless_that_is_no_use() {
-        let mut rhythm = PrefillPacer::default();
-        assert_eq!(rhythm.alone(28, 0.0).rows, usize::MAX, "nothing was measured");
-        rhythm.layer(Need::Feed, Work::of(512, 0), Duration::from_millis(120));
-        let took = 28.0 * rhythm.alone(28, rhythm.takes(Work::of(1, 0))).seconds;
+    fn a_pass_without_decoding_is_short_but_not_of_too_few_rows() {
+        let mut pacer = PrefillPacer::default();
+        assert_eq!(pacer.alone(28, 0.0).rows, usize::MAX, "nothing was measured");
+        pacer.record_layer(Need::Prefill, Work::new(512, 0), Duration::from_millis(120));
+        let took = 28.0 * pacer.alone(28, pacer.layer_seconds(Work::new(1, 0))).seconds;
         assert!((0.38..0.41).contains(&took), "{took} s");
         // The time of this layer does not depend on its rows.
         let (mut slow, mut rows) = (PrefillPacer::default(), 512);
         for _ in 0..100 {
-            slow.layer(Need::Feed, Work::of(rows, 0), Duration::from_millis(50));
-            let row = slow.takes(Work::of(1, 0));
+            slow.record_layer(Need::Prefill, Work::new(rows, 0), Duration::from_millis(50));
+            let row = slow.layer_seconds(Work::new(1, 0));
             rows = (slow.alone(28, row).seconds / row) as usize;
         }
         assert_eq!(rows, WORTH_READING as usize);

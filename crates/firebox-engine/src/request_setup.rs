@@ -1,4 +1,4 @@
-//! SetupTask of a request: its head is loaded and its grammar compiled before it is queued.
+//! The setup of a request: its head is loaded and its grammar compiled before it is queued.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
@@ -18,7 +18,7 @@ use crate::event::Failure;
 use crate::sequence::RequestId;
 use crate::shield::shielded;
 
-/// The session and the prompt of a request. They stay with the engine during the preparation, so that the session can
+/// The session and the prompt of a request. They stay with the engine during the setup, so that the session can
 /// be returned unchanged if that fails.
 #[derive(Debug)]
 pub(crate) struct RequestParts {
@@ -38,7 +38,7 @@ pub(crate) struct SetupTask {
     tokenizer: Option<Arc<Tokenizer>>,
 }
 
-/// The result of a preparation.
+/// The result of a setup.
 #[derive(Debug)]
 pub(crate) struct Prepared {
     /// The head, if the request names one.
@@ -55,28 +55,28 @@ pub(crate) struct Ready {
     pub output: OutputState,
 }
 
-/// A request that is being prepared while the engine runs others.
+/// A request that is being set up while the engine runs others.
 #[derive(Debug)]
 pub(crate) struct RequestSetup {
     pub id: RequestId,
     pub ticket: Ticket,
     pub task: Task,
-    pub lent: RequestParts,
+    pub parts: RequestParts,
     pub scope: String,
     pub since: Duration,
     /// When it fails unless its first token is out.
-    pub late_at: Option<Duration>,
+    pub fail_at: Option<Duration>,
     pub cancelled: bool,
     prepared: Receiver<Result<Prepared, RuntimeError>>,
 }
 
 impl RequestParts {
-    /// Applies the result of the preparation, or refuses the request and restores the session's head.
+    /// Applies the result of the setup, or refuses the request and restores the session's head.
     pub fn with(self, prepared: Result<Prepared, RuntimeError>) -> Result<Ready, Box<Failure>> {
         let Self { mut session, prompt, speculation } = self;
         let selection = session.head_selection();
         let device = session.decoder().device().clone();
-        let dressed = prepared.and_then(|Prepared { fetched, output }| {
+        let configured = prepared.and_then(|Prepared { fetched, output }| {
             shielded(&device, || {
                 if let Some(fetched) = fetched {
                     session.switch_head(fetched);
@@ -85,7 +85,7 @@ impl RequestParts {
                 Ok(output)
             })
         });
-        match dressed {
+        match configured {
             Ok(output) => Ok(Ready { session, prompt, speculation, output }),
             Err(error) => {
                 session.restore_head(selection);
@@ -101,8 +101,8 @@ impl RequestParts {
 }
 
 impl SetupTask {
-    /// The preparation of an answer in `session`.
-    pub fn of(
+    /// The setup of an answer in `session`.
+    pub fn new(
         session: &Session,
         head: Option<String>,
         config: GenerationConfig,
@@ -112,13 +112,13 @@ impl SetupTask {
         Self { pool, meters, device: session.decoder().device().clone(), head, config, tokenizer }
     }
 
-    /// Returns whether the preparation may take long enough to delay other requests. If finding out panics, it is
+    /// Returns whether the setup may take long enough to delay other requests. If finding out panics, it is
     /// assumed to, and `run` reports the panic to the request.
     pub fn takes_long(&self) -> bool {
-        let is_there =
+        let is_resident =
             |head: &String| head == OWN_HEAD || self.pool.as_ref().is_none_or(|pool| pool.is_resident(head));
         let takes_long =
-            || Ok(self.config.grammar.is_some() || self.head.as_ref().is_some_and(|head| !is_there(head)));
+            || Ok(self.config.grammar.is_some() || self.head.as_ref().is_some_and(|head| !is_resident(head)));
         shielded(&self.device, takes_long).unwrap_or(true)
     }
 
@@ -126,7 +126,7 @@ impl SetupTask {
     pub fn run(self) -> Result<Prepared, RuntimeError> {
         let Self { pool, meters, device, head, config, tokenizer } = self;
         shielded(&device, || {
-            let fetched = head.map(|name| fetched(&name, pool.as_ref(), &meters)).transpose()?;
+            let fetched = head.map(|name| fetch(&name, pool.as_ref(), &meters)).transpose()?;
             Ok(Prepared { fetched, output: OutputState::new(config, tokenizer)? })
         })
     }
@@ -134,23 +134,23 @@ impl SetupTask {
     /// Runs on a thread of its own, or on the calling one if none can be spawned.
     pub fn begin(self) -> Receiver<Result<Prepared, RuntimeError>> {
         let (done, prepared) = channel();
-        let ((given, taken), here) = (channel(), done.clone());
-        let beside = move || {
-            if let Ok(preparation) = taken.recv() {
-                let preparation: Self = preparation;
-                let _ = done.send(preparation.run());
+        let ((sender, receiver), done_here) = (channel(), done.clone());
+        let on_thread = move || {
+            if let Ok(task) = receiver.recv() {
+                let task: Self = task;
+                let _ = done.send(task.run());
             }
         };
-        match thread::Builder::new().name("firebox-prepare".into()).spawn(beside) {
-            Ok(_) => drop(given.send(self)),
-            Err(_) => drop(here.send(self.run())),
+        match thread::Builder::new().name("firebox-prepare".into()).spawn(on_thread) {
+            Ok(_) => drop(sender.send(self)),
+            Err(_) => drop(done_here.send(self.run())),
         }
         prepared
     }
 }
 
 /// Fetches a head. A fallback is an error, because the request named the head.
-fn fetched(name: &str, pool: Option<&HeadPool>, meters: &Meters) -> Result<FetchedHead, RuntimeError> {
+fn fetch(name: &str, pool: Option<&HeadPool>, meters: &Meters) -> Result<FetchedHead, RuntimeError> {
     let fetched = FetchedHead::fetch(name, pool, meters);
     match fetched.switch.fallback_reason {
         Some(source) => Err(RuntimeError::HeadUnavailable { name: name.into(), source }),
@@ -161,19 +161,19 @@ fn fetched(name: &str, pool: Option<&HeadPool>, meters: &Meters) -> Result<Fetch
 impl RequestSetup {
     pub fn new(
         (id, ticket, task): (RequestId, Ticket, Task),
-        lent: RequestParts,
+        parts: RequestParts,
         scope: String,
         since: Duration,
-        late_at: Option<Duration>,
-        preparation: SetupTask,
+        fail_at: Option<Duration>,
+        setup: SetupTask,
     ) -> Self {
-        let prepared = preparation.begin();
-        Self { id, ticket, task, lent, scope, since, late_at, cancelled: false, prepared }
+        let prepared = setup.begin();
+        Self { id, ticket, task, parts, scope, since, fail_at, cancelled: false, prepared }
     }
 
     /// Returns the result once there is one or the deadline has passed. `model` is named in the error.
     pub fn outcome(&self, model: &str, now: Duration) -> Option<Result<Prepared, RuntimeError>> {
-        if self.late_at.is_some_and(|late_at| now >= late_at) {
+        if self.fail_at.is_some_and(|fail_at| now >= fail_at) {
             return Some(Err(RuntimeError::Late { model: model.into() }));
         }
         match self.prepared.try_recv() {

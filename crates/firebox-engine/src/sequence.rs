@@ -32,9 +32,9 @@ pub(crate) struct Sequence {
     /// How long it waited in the queue before it first ran.
     pub waited: Duration,
     /// The length at which prefill stops to cache the prefix for other requests.
-    pub stop: Option<usize>,
+    pub prefix_end: Option<usize>,
     /// When it fails unless its first token is out.
-    pub late_at: Option<Duration>,
+    pub fail_at: Option<Duration>,
     /// Whether it is paused because its events are not being read.
     pub held: bool,
     /// Whether it is to end as soon as possible.
@@ -45,9 +45,9 @@ pub(crate) struct Sequence {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Need {
     /// The last token chosen, with a draft of the next ones, and tokens that a refused draft has undone.
-    Step,
+    Decode,
     /// A prompt, or evicted tokens that are recomputed.
-    Feed,
+    Prefill,
 }
 
 impl Sequence {
@@ -73,23 +73,23 @@ impl Sequence {
             priority,
             cached_tokens: 0,
             waited: Duration::ZERO,
-            stop: None,
-            late_at: None,
+            prefix_end: None,
+            fail_at: None,
             held: false,
             cancelled: false,
         }
     }
 
     /// Marks it as running, for the first time or again. The first time, it takes the prompt's prefix from the cache.
-    pub fn starts(&mut self, prefixes: &PrefixTree, now: Duration) {
+    pub fn start(&mut self, prefixes: &PrefixTree, now: Duration) {
         if let Some(prompt) = self.prompt.take() {
             let before = self.session.tokens().len();
-            let begun = self.begin(prefixes, &prompt);
-            for &token in &prompt[begun.tokens..] {
+            let hit = self.begin(prefixes, &prompt);
+            for &token in &prompt[hit.tokens..] {
                 self.session.append(token);
             }
-            self.cached_tokens = begun.tokens;
-            self.stop = begun.stop.map(|stop| before + stop);
+            self.cached_tokens = hit.tokens;
+            self.prefix_end = hit.stop.map(|end| before + end);
             self.waited = self.state.timing().since_begin(now);
             self.state.timing().waited(self.waited);
             self.state.timing().prompt(self.prompt_tokens - self.cached_tokens, self.cached_tokens);
@@ -100,8 +100,8 @@ impl Sequence {
     /// Starts from the cached prefix of the prompt. On failure, clears the prefix cache and computes the whole prompt.
     fn begin(&mut self, prefixes: &PrefixTree, prompt: &[u32]) -> PrefixHit {
         let before = self.session.clone();
-        let begun = || Ok(prefixes.begin(&mut self.session, &self.scope, prompt));
-        shielded(before.decoder().device(), begun).unwrap_or_else(|_| {
+        let lookup = || Ok(prefixes.begin(&mut self.session, &self.scope, prompt));
+        shielded(before.decoder().device(), lookup).unwrap_or_else(|_| {
             prefixes.clear();
             self.session = before;
             PrefixHit::default()
@@ -110,12 +110,12 @@ impl Sequence {
 
     /// Caches what it has computed so far as a prefix for other requests. On failure, clears the prefix cache and goes
     /// on; a lost device is reported by the next pass.
-    pub fn keep(&self, prefixes: &PrefixTree) {
-        let kept = || {
+    pub fn cache_prefix(&self, prefixes: &PrefixTree) {
+        let insert = || {
             prefixes.insert(&self.session, &self.scope);
             Ok(())
         };
-        if shielded(self.session.decoder().device(), kept).is_err() {
+        if shielded(self.session.decoder().device(), insert).is_err() {
             prefixes.clear();
         }
     }
@@ -126,17 +126,17 @@ impl Sequence {
     }
 
     /// Marks it as waiting.
-    pub fn pauses(&mut self) {
+    pub fn pause(&mut self) {
         self.state.timing().set_running(false);
     }
 
     /// Returns whether its first token is late.
     pub fn is_late(&self, now: Duration) -> bool {
-        self.late_at.is_some_and(|late_at| now >= late_at) && self.output().count() == 0
+        self.fail_at.is_some_and(|fail_at| now >= fail_at) && self.output().count() == 0
     }
 
     pub fn need(&self) -> Need {
-        if self.state.is_decoding(&self.session) { Need::Step } else { Need::Feed }
+        if self.state.is_decoding(&self.session) { Need::Decode } else { Need::Prefill }
     }
 
     /// Takes the logits after the last token, chooses the next tokens and emits their events. Returns whether the

@@ -26,7 +26,7 @@ use crate::sequence::RequestId;
 const BACKLOG: usize = 64;
 /// Interval at which a full buffer is checked for room.
 const BACKLOG_CHECK: Duration = Duration::from_millis(2);
-/// Interval at which the host is polled while weights are being loaded.
+/// Interval at which the core is polled while weights are being loaded.
 const DISK_CHECK: Duration = Duration::from_micros(200);
 
 /// Interval between two readings of the thermometer.
@@ -72,7 +72,7 @@ enum Command {
     Submit { request: Box<Request>, ticket: u64, events: async_channel::Sender<Event> },
     Cancel { ticket: u64 },
     Remove { name: String, done: Sender<Result<(), RuntimeError>> },
-    Host(Box<dyn FnOnce(&mut EngineCore) + Send>),
+    WithCore(Box<dyn FnOnce(&mut EngineCore) + Send>),
     Thermometer(Box<Thermometer>),
     End,
 }
@@ -81,17 +81,17 @@ impl Engine {
     /// Starts an engine without models.
     pub fn start(config: EngineConfig) -> Result<Self, RuntimeError> {
         let (commands, received) = channel();
-        let host = EngineCore::new(config)?;
-        let running = move || Running::new(host, received).run();
+        let core = EngineCore::new(config)?;
+        let run = move || EngineThread::new(core, received).run();
         // If the thread fails to spawn, every request is refused.
-        let thread = thread::Builder::new().name("firebox-engine".into()).spawn(running).ok();
+        let thread = thread::Builder::new().name("firebox-engine".into()).spawn(run).ok();
         Ok(Self(Arc::new(Handle { commands, thread })))
     }
 
     /// Adds a model.
     pub fn add(&self, name: &str, model: Model) -> Result<(), RuntimeError> {
         let name = name.to_owned();
-        self.with_host(move |host| host.add(&name, model))?
+        self.with_core(move |core| core.add(&name, model))?
     }
 
     /// Adds a model that is opened on its first request; see [`EngineCore::add_later`].
@@ -101,7 +101,7 @@ impl Engine {
         open: impl Fn() -> Result<Model, RuntimeError> + Send + Sync + 'static,
     ) -> Result<(), RuntimeError> {
         let name = name.to_owned();
-        self.with_host(move |host| host.add_later(&name, open))?
+        self.with_core(move |core| core.add_later(&name, open))?
     }
 
     /// Removes a model. Its requests fail.
@@ -116,16 +116,16 @@ impl Engine {
         self.send(Command::Thermometer(Box::new(thermometer)))
     }
 
-    /// Calls `act` with the host between two layers, and waits for the result. A panic is returned as an error. `act`
+    /// Calls `act` with the core between two layers, and waits for the result. A panic is returned as an error. `act`
     /// must not call the engine and wait, which would deadlock.
-    pub fn with_host<R: Send + 'static>(
+    pub fn with_core<R: Send + 'static>(
         &self,
         act: impl FnOnce(&mut EngineCore) -> R + Send + 'static,
     ) -> Result<R, RuntimeError> {
         let (done, result) = channel();
-        self.send(Command::Host(Box::new(move |host| {
+        self.send(Command::WithCore(Box::new(move |core| {
             // Unwind safety: models are added and removed as a whole.
-            drop(done.send(catch_unwind(AssertUnwindSafe(|| act(host)))));
+            drop(done.send(catch_unwind(AssertUnwindSafe(|| act(core)))));
         })))?;
         let acted = result.recv().map_err(|_| RuntimeError::EngineOver)?;
         acted.map_err(|panic| RuntimeError::Panicked { reason: panic_message(&*panic).to_owned() })
@@ -141,8 +141,8 @@ impl Engine {
             received: Box::pin(received),
             ticket,
             engine: self.clone(),
-            over: submitted.is_err(),
-            sink: false,
+            is_closed: submitted.is_err(),
+            has_ended: false,
         }
     }
 
@@ -171,8 +171,9 @@ pub struct ResponseStream {
     ticket: u64,
     engine: Engine,
     /// Whether no event follows.
-    over: bool,
-    sink: bool,
+    is_closed: bool,
+    /// Whether the last event was delivered.
+    has_ended: bool,
 }
 
 impl ResponseStream {
@@ -193,18 +194,18 @@ impl ResponseStream {
         let _ = self.engine.send(Command::Cancel { ticket: self.ticket });
     }
 
-    fn note(&mut self, event: Option<Event>) -> Option<Event> {
+    fn record(&mut self, event: Option<Event>) -> Option<Event> {
         match event {
             Some(event) => {
-                self.over = event.is_last();
-                self.sink |= self.over;
+                self.is_closed = event.is_last();
+                self.has_ended |= self.is_closed;
                 Some(event)
             }
             None => {
                 // The engine has ended, and the request with it.
-                self.over = true;
+                self.is_closed = true;
                 let over = || Event::Failed(RuntimeError::EngineOver.into());
-                (!std::mem::replace(&mut self.sink, true)).then(over)
+                (!std::mem::replace(&mut self.has_ended, true)).then(over)
             }
         }
     }
@@ -214,8 +215,8 @@ impl Iterator for ResponseStream {
     type Item = Event;
 
     fn next(&mut self) -> Option<Event> {
-        let event = if self.over { None } else { self.received.recv_blocking().ok() };
-        self.note(event)
+        let event = if self.is_closed { None } else { self.received.recv_blocking().ok() };
+        self.record(event)
     }
 }
 
@@ -224,34 +225,34 @@ impl Stream for ResponseStream {
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Event>> {
         let event =
-            if self.over { None } else { std::task::ready!(self.received.as_mut().poll_next(context)) };
-        Poll::Ready(self.note(event))
+            if self.is_closed { None } else { std::task::ready!(self.received.as_mut().poll_next(context)) };
+        Poll::Ready(self.record(event))
     }
 }
 
 impl Drop for ResponseStream {
     fn drop(&mut self) {
-        if !self.over {
+        if !self.is_closed {
             self.cancel();
         }
     }
 }
 
 /// The state of an engine's thread.
-struct Running {
-    host: EngineCore,
+struct EngineThread {
+    core: EngineCore,
     commands: Receiver<Command>,
     clock: WallClock,
-    asking: HashMap<RequestId, Asking>,
+    subscriptions: HashMap<RequestId, Subscription>,
     tickets: HashMap<u64, RequestId>,
     /// `None` if the system has no thermometer.
     thermometer: Option<Thermometer>,
     /// When the thermometer is read next.
-    next_look: Duration,
+    next_reading: Duration,
 }
 
 /// The receiver of a request's events.
-struct Asking {
+struct Subscription {
     ticket: u64,
     events: async_channel::Sender<Event>,
     /// Events that did not fit into the channel.
@@ -260,16 +261,16 @@ struct Asking {
     ended: bool,
 }
 
-impl Running {
-    fn new(host: EngineCore, commands: Receiver<Command>) -> Self {
+impl EngineThread {
+    fn new(core: EngineCore, commands: Receiver<Command>) -> Self {
         Self {
-            host,
+            core,
             commands,
             clock: WallClock::default(),
-            asking: HashMap::new(),
+            subscriptions: HashMap::new(),
             tickets: HashMap::new(),
             thermometer: thermal::system().map(Thermometer::new),
-            next_look: Duration::ZERO,
+            next_reading: Duration::ZERO,
         }
     }
 
@@ -278,21 +279,23 @@ impl Running {
             for _ in 0..COMMANDS {
                 match self.commands.try_recv() {
                     Ok(Command::End) | Err(TryRecvError::Disconnected) => return,
-                    Ok(command) => self.obey(command),
+                    Ok(command) => self.execute(command),
                     Err(TryRecvError::Empty) => break,
                 }
             }
             self.deliver();
-            self.feel();
-            let mut sink = Vec::new();
-            let worked = self.host.work(&self.clock, &mut |id, event| sink.push((id, event)));
-            self.tell(sink);
-            let pause = match worked {
+            self.read_thermometer();
+            let mut events = Vec::new();
+            let outcome = self.core.work(&self.clock, &mut |id, event| events.push((id, event)));
+            self.dispatch(events);
+            let pause = match outcome {
                 StepOutcome::Layer { .. } => continue,
                 StepOutcome::Waiting => Some(DISK_CHECK),
-                StepOutcome::Idle => {
-                    self.asking.values().any(|asking| !asking.backlog.is_empty()).then_some(BACKLOG_CHECK)
-                }
+                StepOutcome::Idle => self
+                    .subscriptions
+                    .values()
+                    .any(|subscription| !subscription.backlog.is_empty())
+                    .then_some(BACKLOG_CHECK),
             };
             let command = match pause {
                 Some(pause) => self.commands.recv_timeout(pause),
@@ -300,113 +303,127 @@ impl Running {
             };
             match command {
                 Ok(Command::End) | Err(RecvTimeoutError::Disconnected) => return,
-                Ok(command) => self.obey(command),
+                Ok(command) => self.execute(command),
                 Err(RecvTimeoutError::Timeout) => {}
             }
         }
     }
 
     /// Reads the thermometer if it is time to.
-    fn feel(&mut self) {
+    fn read_thermometer(&mut self) {
         let now = self.clock.now();
-        let Some(thermometer) = self.thermometer.as_mut().filter(|_| self.next_look <= now) else { return };
-        self.next_look = now + HEAT_CHECK;
+        let Some(thermometer) = self.thermometer.as_mut().filter(|_| self.next_reading <= now) else {
+            return;
+        };
+        self.next_reading = now + HEAT_CHECK;
         let before = thermometer.heat();
         let heat = thermometer.read();
         if heat != before {
-            self.host.set_heat(heat);
+            self.core.set_heat(heat);
         }
     }
 
-    fn obey(&mut self, command: Command) {
+    fn execute(&mut self, command: Command) {
         match command {
             Command::Submit { request, ticket, events } => {
                 let now = self.clock.now();
-                match self.host.submit(*request, now) {
+                match self.core.submit(*request, now) {
                     Ok(id) => {
                         self.tickets.insert(ticket, id);
-                        self.asking
-                            .insert(id, Asking { ticket, events, backlog: VecDeque::new(), ended: false });
+                        self.subscriptions.insert(
+                            id,
+                            Subscription { ticket, events, backlog: VecDeque::new(), ended: false },
+                        );
                     }
                     Err(failure) => drop(events.try_send(Event::Failed(failure))),
                 }
             }
             Command::Cancel { ticket } => {
                 if let Some(&id) = self.tickets.get(&ticket) {
-                    let (now, mut sink) = (self.clock.now(), Vec::new());
-                    self.host.hold(id, false, self.clock.now());
-                    self.host.cancel(id, now, &mut |id, event| sink.push((id, event)));
-                    self.tell(sink);
+                    let (now, mut events) = (self.clock.now(), Vec::new());
+                    self.core.hold(id, false, self.clock.now());
+                    self.core.cancel(id, now, &mut |id, event| events.push((id, event)));
+                    self.dispatch(events);
                 }
             }
             Command::Remove { name, done } => {
-                let mut sink = Vec::new();
-                let removed = self.host.remove(&name, &mut |id, event| sink.push((id, event)));
-                self.tell(sink);
+                let mut events = Vec::new();
+                let removed = self.core.remove(&name, &mut |id, event| events.push((id, event)));
+                self.dispatch(events);
                 drop(done.send(removed.map(drop)));
             }
-            Command::Host(act) => {
-                act(&mut self.host);
+            Command::WithCore(act) => {
+                act(&mut self.core);
                 // Events that `act` caused went to its own sink and not to the receivers.
-                let gone = self.asking.iter().filter(|(id, asking)| !asking.ended && !self.host.knows(**id));
+                let gone = self
+                    .subscriptions
+                    .iter()
+                    .filter(|(id, subscription)| !subscription.ended && !self.core.knows(**id));
                 let gone: Vec<RequestId> = gone.map(|(id, _)| *id).collect();
-                let over = |id| (id, Event::Failed(RuntimeError::EngineOver.into()));
-                self.tell(gone.into_iter().map(over).collect());
+                let failure = |id| (id, Event::Failed(RuntimeError::EngineOver.into()));
+                self.dispatch(gone.into_iter().map(failure).collect());
             }
             Command::Thermometer(thermometer) => {
-                self.host.set_heat(thermometer.heat());
+                self.core.set_heat(thermometer.heat());
                 self.thermometer = Some(*thermometer);
-                self.next_look = Duration::ZERO;
+                self.next_reading = Duration::ZERO;
             }
             Command::End => {}
         }
     }
 
-    fn tell(&mut self, sink: Vec<(RequestId, Event)>) {
-        for (id, event) in sink {
-            let Some(asking) = self.asking.get_mut(&id) else { continue };
-            asking.ended = event.is_last();
-            if let (Event::Waiting { .. }, Some(Event::Waiting { .. })) = (&event, asking.backlog.back()) {
+    fn dispatch(&mut self, events: Vec<(RequestId, Event)>) {
+        for (id, event) in events {
+            let Some(subscription) = self.subscriptions.get_mut(&id) else { continue };
+            subscription.ended = event.is_last();
+            if let (Event::Waiting { .. }, Some(Event::Waiting { .. })) =
+                (&event, subscription.backlog.back())
+            {
                 // Only the newest place matters.
-                asking.backlog.pop_back();
+                subscription.backlog.pop_back();
             }
-            asking.backlog.push_back(event);
-            if !asking.deliver() {
-                self.host.hold(id, true, self.clock.now());
+            subscription.backlog.push_back(event);
+            if !subscription.deliver() {
+                self.core.hold(id, true, self.clock.now());
             }
-            self.forget_if_over(id);
+            self.remove_if_closed(id);
         }
     }
 
     /// Sends buffered events to the receivers that have room.
     fn deliver(&mut self) {
-        let behind: Vec<RequestId> =
-            self.asking.iter().filter(|(_, asking)| !asking.backlog.is_empty()).map(|(id, _)| *id).collect();
-        for id in behind {
-            let Some(asking) = self.asking.get_mut(&id) else { continue };
-            if asking.deliver() {
-                self.host.hold(id, false, self.clock.now());
+        let waiting: Vec<RequestId> = self
+            .subscriptions
+            .iter()
+            .filter(|(_, subscription)| !subscription.backlog.is_empty())
+            .map(|(id, _)| *id)
+            .collect();
+        for id in waiting {
+            let Some(subscription) = self.subscriptions.get_mut(&id) else { continue };
+            if subscription.deliver() {
+                self.core.hold(id, false, self.clock.now());
             }
-            self.forget_if_over(id);
+            self.remove_if_closed(id);
         }
     }
 
-    fn forget_if_over(&mut self, id: RequestId) {
-        let over = |asking: &Asking| asking.events.is_closed() && asking.backlog.is_empty();
-        if self.asking.get(&id).is_some_and(over)
-            && let Some(asking) = self.asking.remove(&id)
+    fn remove_if_closed(&mut self, id: RequestId) {
+        let is_closed =
+            |subscription: &Subscription| subscription.events.is_closed() && subscription.backlog.is_empty();
+        if self.subscriptions.get(&id).is_some_and(is_closed)
+            && let Some(subscription) = self.subscriptions.remove(&id)
         {
-            self.tickets.remove(&asking.ticket);
-            if !asking.ended {
+            self.tickets.remove(&subscription.ticket);
+            if !subscription.ended {
                 // The receiver was dropped, and the backlog shows that before its cancel command is read.
-                self.host.hold(id, false, self.clock.now());
-                self.host.cancel(id, self.clock.now(), &mut |_, _| {});
+                self.core.hold(id, false, self.clock.now());
+                self.core.cancel(id, self.clock.now(), &mut |_, _| {});
             }
         }
     }
 }
 
-impl Asking {
+impl Subscription {
     /// Sends what fits. Returns whether nothing is left.
     fn deliver(&mut self) -> bool {
         while let Some(event) = self.backlog.pop_front() {

@@ -90,7 +90,8 @@ pub enum ScheduleEvent {
         /// The task.
         task: TaskId,
         /// The name of its model.
-        lane: String,
+        #[serde(rename = "lane")]
+        model: String,
         /// Its priority before.
         priority: Priority,
         /// Its average lateness as a share of its period.
@@ -105,7 +106,8 @@ pub enum ScheduleEvent {
         /// The task.
         task: TaskId,
         /// The name of its model.
-        lane: String,
+        #[serde(rename = "lane")]
+        model: String,
         /// Its priority.
         priority: Priority,
     },
@@ -114,18 +116,18 @@ pub enum ScheduleEvent {
 impl fmt::Display for ScheduleEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Demoted { at, task, lane, priority, slippage, demand } => write!(
+            Self::Demoted { at, task, model, priority, slippage, demand } => write!(
                 f,
-                "{:.3} s: {priority} task {} of {lane} is late by {:.0} % and would take {:.0} % of the machine: \
+                "{:.3} s: {priority} task {} of {model} is late by {:.0} % and would take {:.0} % of the machine: \
                  demoted",
                 at.as_secs_f64(),
                 task.0,
                 slippage * 100.0,
                 demand * 100.0
             ),
-            Self::Restored { at, task, lane, priority } => write!(
+            Self::Restored { at, task, model, priority } => write!(
                 f,
-                "{:.3} s: task {} of {lane} keeps its pace and is {priority} again",
+                "{:.3} s: task {} of {model} keeps its pace and is {priority} again",
                 at.as_secs_f64(),
                 task.0
             ),

@@ -75,7 +75,7 @@ impl Harness {
 
     /// Adds a model whose tokens take `token`, divided into layers.
     pub fn model(&mut self, token: Duration, layers: usize) -> usize {
-        let id = self.scheduler.lane(&format!("model {}", self.models.len()));
+        let id = self.scheduler.add_model(&format!("model {}", self.models.len()));
         self.models.push(Model {
             id,
             layer: token / layers as u32,
@@ -103,7 +103,7 @@ impl Harness {
 
     pub fn drop_model(&mut self, model: usize) {
         let model = self.models.remove(model);
-        self.scheduler.drop_lane(model.id);
+        self.scheduler.remove_model(model.id);
     }
 
     pub fn run_until(&mut self, end: Duration) {
@@ -126,17 +126,17 @@ impl Harness {
         };
         self.run_layer(model);
         let models = &self.models;
-        self.scheduler.prefetch(self.now).for_each(|lane| assert!(models.iter().any(|m| m.id == lane)));
+        self.scheduler.prefetch(self.now).for_each(|id| assert!(models.iter().any(|m| m.id == id)));
         true
     }
 
     fn chosen(&mut self) -> Option<usize> {
         let (models, now) = (&self.models, self.now);
-        let found = |lane| models.iter().position(|model| model.id == lane).unwrap();
-        let choice = self.scheduler.choose(now, |lane| models[found(lane)].readiness(now));
+        let found = |id| models.iter().position(|model| model.id == id).unwrap();
+        let choice = self.scheduler.choose(now, |id| models[found(id)].readiness(now));
         match choice {
-            Choice::Run { lane, until } => {
-                let model = found(lane);
+            Choice::Run { model: id, until } => {
+                let model = found(id);
                 assert_eq!(models[model].readiness(now), Readiness::Ready, "chose what cannot run");
                 assert!(until > now && until - now <= ms(50));
                 Some(model)
@@ -156,7 +156,7 @@ impl Harness {
         let began = self.now;
         self.now += took;
         let (models, running) = (&self.models, self.models[index].id);
-        let readiness = |lane| models.iter().find(|model| model.id == lane).unwrap().readiness(began);
+        let readiness = |id| models.iter().find(|model| model.id == id).unwrap().readiness(began);
         let violation = self.monitor.look(&self.scheduler, began, took, running, readiness);
         assert_eq!(violation, None);
         let (now, scheduler) = (self.now, &mut self.scheduler);

@@ -24,17 +24,19 @@ pub(super) struct Monitor {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Violation {
     /// A model was ready and did not run.
-    Starved { lane: String, waited: Duration },
+    Starved { model: String, waited: Duration },
     /// A task was late while only less urgent ones ran.
-    Blocked { lane: String, priority: Priority, blocked: Duration },
+    Blocked { model: String, priority: Priority, blocked: Duration },
 }
 
 impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Starved { lane, waited } => write!(f, "{lane} was ready for {waited:.1?} and did not run"),
-            Self::Blocked { lane, priority, blocked } => {
-                write!(f, "a {priority} task of {lane} was late and held up for {blocked:.1?}")
+            Self::Starved { model, waited } => {
+                write!(f, "{model} was ready for {waited:.1?} and did not run")
+            }
+            Self::Blocked { model, priority, blocked } => {
+                write!(f, "a {priority} task of {model} was late and held up for {blocked:.1?}")
             }
         }
     }
@@ -53,29 +55,29 @@ impl Monitor {
         self.longest_layer = self.longest_layer.max(took);
         self.longest_wait = self.longest_wait.max(scheduler.longest_wait());
         self.longest_quantum = self.longest_quantum.max(scheduler.quantum());
-        let lanes = scheduler.lanes().count() as u32;
-        let longest_wait = self.longest_wait + self.longest_layer * (lanes + OVERRUN_LAYERS);
+        let models = scheduler.models().count() as u32;
+        let longest_wait = self.longest_wait + self.longest_layer * (models + OVERRUN_LAYERS);
         let longest_block = self.longest_quantum + self.longest_layer * OVERRUN_LAYERS;
         let best = scheduler
-            .lanes()
+            .models()
             .filter(|(id, _)| *id == running)
-            .flat_map(|(_, lane)| lane.tasks.values())
+            .flat_map(|(_, model)| model.tasks.values())
             .filter(|track| !track.is_demoted() && track.due.is_some())
             .map(|track| track.task.priority)
             .max();
-        for (id, lane) in scheduler.lanes() {
+        for (id, model) in scheduler.models() {
             if id == running || readiness(id) != Readiness::Ready {
                 self.ready_since.remove(&id);
                 if !self.blocked.is_empty() {
-                    self.blocked.retain(|task, _| !lane.tasks.contains_key(task));
+                    self.blocked.retain(|task, _| !model.tasks.contains_key(task));
                 }
                 continue;
             }
             let waited = began + took - *self.ready_since.entry(id).or_insert(began);
             if waited > longest_wait {
-                return Some(Violation::Starved { lane: lane.name.clone(), waited });
+                return Some(Violation::Starved { model: model.name.clone(), waited });
             }
-            for (&task, track) in &lane.tasks {
+            for (&task, track) in &model.tasks {
                 let priority = track.task.priority;
                 let is_late = track.due.is_some_and(|due| due < began) && !track.is_demoted();
                 if !is_late || best.is_some_and(|best| best >= priority) {
@@ -85,7 +87,11 @@ impl Monitor {
                 let blocked = self.blocked.entry(task).or_default();
                 *blocked += took;
                 if *blocked > longest_block {
-                    return Some(Violation::Blocked { lane: lane.name.clone(), priority, blocked: *blocked });
+                    return Some(Violation::Blocked {
+                        model: model.name.clone(),
+                        priority,
+                        blocked: *blocked,
+                    });
                 }
             }
         }

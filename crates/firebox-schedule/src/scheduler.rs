@@ -25,20 +25,20 @@ const LATE_FRACTION: f64 = 0.5;
 /// use firebox_schedule::{Choice, Priority, Readiness, ScheduleConfig, Scheduler, Task};
 ///
 /// let mut scheduler = Scheduler::new(ScheduleConfig::default());
-/// let (small, large) = (scheduler.lane("small"), scheduler.lane("large"));
+/// let (small, large) = (scheduler.add_model("small"), scheduler.add_model("large"));
 /// let now = Duration::ZERO;
 /// scheduler.add(now, large, Task::new(Priority::Background));
 /// scheduler.add(now, small, Task::new(Priority::Interactive));
 /// let choice = scheduler.choose(now, |_| Readiness::Ready);
-/// assert_eq!(choice, Choice::Run { lane: small, until: Duration::from_millis(50) });
+/// assert_eq!(choice, Choice::Run { model: small, until: Duration::from_millis(50) });
 /// ```
 #[derive(Debug)]
 pub struct Scheduler {
     config: ScheduleConfig,
     heat: Heat,
-    lanes: BTreeMap<ModelId, ModelQueue>,
-    lane_of: HashMap<TaskId, ModelId>,
-    lanes_made: u32,
+    models: BTreeMap<ModelId, ModelQueue>,
+    model_of: HashMap<TaskId, ModelId>,
+    models_made: u32,
     tasks_made: u64,
     running: Option<Running>,
     last_share: Duration,
@@ -49,7 +49,7 @@ pub struct Scheduler {
 /// A quantum in progress.
 #[derive(Debug, Clone, Copy)]
 struct Running {
-    lane: ModelId,
+    model: ModelId,
     until: Duration,
     /// Given for having waited, and not taken back.
     is_share: bool,
@@ -61,9 +61,9 @@ impl Scheduler {
         Self {
             config,
             heat: Heat::Nominal,
-            lanes: BTreeMap::new(),
-            lane_of: HashMap::new(),
-            lanes_made: 0,
+            models: BTreeMap::new(),
+            model_of: HashMap::new(),
+            models_made: 0,
             tasks_made: 0,
             running: None,
             last_share: Duration::ZERO,
@@ -73,76 +73,76 @@ impl Scheduler {
     }
 
     /// Adds a model. Its id differs from those of all removed models.
-    pub fn lane(&mut self, name: &str) -> ModelId {
-        let id = ModelId(self.lanes_made);
-        self.lanes_made += 1;
-        self.lanes.insert(id, ModelQueue::new(name));
+    pub fn add_model(&mut self, name: &str) -> ModelId {
+        let id = ModelId(self.models_made);
+        self.models_made += 1;
+        self.models.insert(id, ModelQueue::new(name));
         id
     }
 
     /// Removes a model and all its tasks.
-    pub fn drop_lane(&mut self, lane: ModelId) {
-        self.lanes.remove(&lane);
-        self.lane_of.retain(|_, of| *of != lane);
-        self.running.take_if(|running| running.lane == lane);
+    pub fn remove_model(&mut self, model: ModelId) {
+        self.models.remove(&model);
+        self.model_of.retain(|_, of| *of != model);
+        self.running.take_if(|running| running.model == model);
     }
 
     /// Adds a task. The tasks of a removed model are ignored.
-    pub fn add(&mut self, now: Duration, lane: ModelId, task: Task) -> TaskId {
+    pub fn add(&mut self, now: Duration, model: ModelId, task: Task) -> TaskId {
         let id = TaskId(self.tasks_made);
         self.tasks_made += 1;
-        if let Some(found) = self.lanes.get_mut(&lane) {
+        if let Some(found) = self.models.get_mut(&model) {
             self.counters.classes[task.priority as usize].tasks += 1;
             found.tasks.insert(id, TaskProgress::new(task, now, &self.config));
             found.waits_since.get_or_insert(now);
-            self.lane_of.insert(id, lane);
+            self.model_of.insert(id, model);
         }
         id
     }
 
     /// Removes a task that is done or cancelled.
     pub fn remove(&mut self, task: TaskId) {
-        let Some(lane) = self.lane_of.remove(&task).and_then(|lane| self.lanes.get_mut(&lane)) else {
+        let Some(model) = self.model_of.remove(&task).and_then(|model| self.models.get_mut(&model)) else {
             return;
         };
-        lane.tasks.remove(&task);
-        if lane.tasks.is_empty() {
-            lane.waits_since = None;
+        model.tasks.remove(&task);
+        if model.tasks.is_empty() {
+            model.waits_since = None;
         }
     }
 
     /// Chooses the model that runs its next layer. A model keeps the machine until its quantum ends, unless a more urgent one
     /// is ready.
     pub fn choose(&mut self, now: Duration, mut ready: impl FnMut(ModelId) -> Readiness) -> Choice {
-        let mut found = Vec::with_capacity(self.lanes.len());
+        let mut found = Vec::with_capacity(self.models.len());
         let mut misses = None;
         let mut waits = false;
-        for (&id, lane) in &mut self.lanes {
-            if lane.tasks.is_empty() {
+        for (&id, model) in &mut self.models {
+            if model.tasks.is_empty() {
                 continue;
             }
             match ready(id) {
-                Readiness::Idle => lane.waits_since = None,
+                Readiness::Idle => model.waits_since = None,
                 Readiness::Ready => {
-                    lane.waits_since.get_or_insert(now);
+                    model.waits_since.get_or_insert(now);
                     found.push(id);
                 }
                 Readiness::Waiting => {
-                    lane.waits_since.get_or_insert(now);
+                    model.waits_since.get_or_insert(now);
                     waits = true;
-                    let dues = lane.tasks.values().filter_map(|track| track.due);
+                    let dues = model.tasks.values().filter_map(|track| track.due);
                     misses = dues.chain(misses).filter(|&due| due > now).min();
                 }
             }
         }
-        if let Some(running) = self.current(now).filter(|running| found.contains(&running.lane)) {
+        if let Some(running) = self.current(now).filter(|running| found.contains(&running.model)) {
             if !found.iter().any(|&other| self.breaks(now, other, &running)) {
-                return Choice::Run { lane: running.lane, until: running.until };
+                return Choice::Run { model: running.model, until: running.until };
             }
             self.counters.preemptions += 1;
         }
         let best = found.iter().filter_map(|&id| Some((self.claim(now, id)?, id))).min();
-        let Some((claim, lane)) = best else {
+        let Some((claim, model)) = best else {
             self.running = None;
             self.counters.waits += u64::from(waits);
             return Choice::Wait { until: misses };
@@ -154,8 +154,8 @@ impl Scheduler {
         }
         let until = now.saturating_add(self.quantum());
         self.counters.quanta += 1;
-        self.running = Some(Running { lane, until, is_share });
-        Choice::Run { lane, until }
+        self.running = Some(Running { model, until, is_share });
+        Choice::Run { model, until }
     }
 
     /// Returns the models in the order in which they will want the machine, so that their layers are read in time.
@@ -164,26 +164,26 @@ impl Scheduler {
     /// starve the others, which would never be ready.
     pub fn prefetch(&self, now: Duration) -> impl Iterator<Item = ModelId> + use<> {
         let interval = self.share_interval();
-        let wanted = |(&id, lane): (&ModelId, &ModelQueue)| {
-            let since = lane.waits_since?;
-            let claim = lane.claim(now, self.lead())?;
+        let wanted = |(&id, model): (&ModelId, &ModelQueue)| {
+            let since = model.waits_since?;
+            let claim = model.claim(now, self.lead())?;
             let has_waited = now.saturating_sub(since) >= interval;
             Some((if has_waited { Claim { rank: Rank::Share, at: since, then: since } } else { claim }, id))
         };
-        let mut wanted: Vec<(Claim, ModelId)> = self.lanes.iter().filter_map(wanted).collect();
+        let mut wanted: Vec<(Claim, ModelId)> = self.models.iter().filter_map(wanted).collect();
         wanted.sort();
-        wanted.into_iter().map(|(_, lane)| lane)
+        wanted.into_iter().map(|(_, model)| model)
     }
 
     /// Records that a model ran, after every layer or quantum.
-    pub fn ran(&mut self, now: Duration, lane: ModelId, took: Duration, layers: usize) {
+    pub fn ran(&mut self, now: Duration, model: ModelId, took: Duration, layers: usize) {
         self.counters.layers += layers as u64;
         self.counters.busy = self.counters.busy.saturating_add(took);
-        if let Some(lane) = self.lanes.get_mut(&lane) {
-            lane.ran(now, took);
+        if let Some(model) = self.models.get_mut(&model) {
+            model.ran(now, took);
         }
         let quantum = self.quantum();
-        let over = self.running.take_if(|running| running.lane == lane && now >= running.until);
+        let over = self.running.take_if(|running| running.model == model && now >= running.until);
         if let Some(over) = over {
             let most = quantum.mul_f64(self.config.slippage);
             self.counters.overruns += u64::from(now - over.until > most);
@@ -194,11 +194,13 @@ impl Scheduler {
     /// Records a token of a task.
     pub fn token(&mut self, now: Duration, task: TaskId) {
         let lead = self.lead();
-        let Some(lane) = self.lane_of.get(&task).and_then(|lane| self.lanes.get_mut(lane)) else { return };
-        let Some(track) = lane.tasks.get_mut(&task) else { return };
+        let Some(model) = self.model_of.get(&task).and_then(|model| self.models.get_mut(model)) else {
+            return;
+        };
+        let Some(track) = model.tasks.get_mut(&task) else { return };
         let arrival = track.arrive(now, self.config.slippage, lead);
         let priority = track.task.priority;
-        lane.stepped(arrival.is_first);
+        model.stepped(arrival.is_first);
         let class = &mut self.counters.classes[priority as usize];
         class.tokens += 1;
         match arrival.late {
@@ -210,8 +212,8 @@ impl Scheduler {
             None => {}
         }
         if arrival.restored {
-            let lane = lane.name.clone();
-            self.counters.note(ScheduleEvent::Restored { at: now, task, lane, priority });
+            let model = model.name.clone();
+            self.counters.note(ScheduleEvent::Restored { at: now, task, model, priority });
         }
         if arrival.late == Some(true) {
             self.demote_laggard(now);
@@ -251,15 +253,15 @@ impl Scheduler {
     /// Returns the longest time that a ready model may wait, apart from the layers that end quanta: every so often one of the
     /// waiting models gets a quantum.
     pub(super) fn longest_wait(&self) -> Duration {
-        self.share_interval() * (self.lanes.len() as u32 + 1) + self.quantum()
+        self.share_interval() * (self.models.len() as u32 + 1) + self.quantum()
     }
 
     fn track(&self, task: TaskId) -> Option<&TaskProgress> {
-        self.lanes.get(self.lane_of.get(&task)?)?.tasks.get(&task)
+        self.models.get(self.model_of.get(&task)?)?.tasks.get(&task)
     }
 
-    pub(super) fn lanes(&self) -> impl Iterator<Item = (ModelId, &ModelQueue)> {
-        self.lanes.iter().map(|(&id, lane)| (id, lane))
+    pub(super) fn models(&self) -> impl Iterator<Item = (ModelId, &ModelQueue)> {
+        self.models.iter().map(|(&id, model)| (id, model))
     }
 
     pub(super) fn quantum(&self) -> Duration {
@@ -281,10 +283,10 @@ impl Scheduler {
         self.running.filter(|running| now < running.until)
     }
 
-    fn claim(&self, now: Duration, lane: ModelId) -> Option<Claim> {
-        let lane = self.lanes.get(&lane)?;
-        let claim = lane.claim(now, self.lead())?;
-        let since = lane.waits_since.unwrap_or(now);
+    fn claim(&self, now: Duration, model: ModelId) -> Option<Claim> {
+        let model = self.models.get(&model)?;
+        let claim = model.claim(now, self.lead())?;
+        let since = model.waits_since.unwrap_or(now);
         let interval = self.share_interval();
         let has_waited = now.saturating_sub(since) >= interval && now - self.last_share.min(now) >= interval;
         Some(if has_waited { Claim { rank: Rank::Share, at: since, then: since } } else { claim })
@@ -293,14 +295,14 @@ impl Scheduler {
     /// Returns whether another model does not wait for the end of a quantum: it has a better reason, or an earlier deadline
     /// that it would miss.
     fn breaks(&self, now: Duration, other: ModelId, running: &Running) -> bool {
-        if other == running.lane || running.is_share {
+        if other == running.model || running.is_share {
             return false;
         }
-        let claim = |lane: ModelId| {
-            let lane = self.lanes.get(&lane)?;
-            Some((lane.claim(now, self.lead())?, lane.step_time()))
+        let claim = |model: ModelId| {
+            let model = self.models.get(&model)?;
+            Some((model.claim(now, self.lead())?, model.step_time()))
         };
-        match (claim(other), claim(running.lane)) {
+        match (claim(other), claim(running.model)) {
             (Some((other, step_time)), Some((own, _))) => {
                 let cannot_wait = other.at < running.until.saturating_add(step_time);
                 let is_due = matches!(other.rank, Rank::Due(_));
@@ -320,54 +322,54 @@ impl Scheduler {
             return;
         }
         let all = || {
-            let tracks = |(&id, lane)| {
-                let lane: &ModelQueue = lane;
-                lane.tasks.values().map(move |track| (id, lane, track))
+            let tracks = |(&id, model)| {
+                let model: &ModelQueue = model;
+                model.tasks.values().map(move |track| (id, model, track))
             };
-            self.lanes.iter().flat_map(tracks)
+            self.models.iter().flat_map(tracks)
         };
-        if !all().any(|(_, lane, track)| is_laggard(lane, track, now, self.config.slippage)) {
+        if !all().any(|(_, model, track)| is_laggard(model, track, now, self.config.slippage)) {
             return;
         }
-        let busy = self.lanes.values().filter(|lane| !lane.tasks.is_empty()).count();
+        let busy = self.models.values().filter(|model| !model.tasks.is_empty()).count();
         let part = 1.0 / busy.max(1) as f64;
         // If one model makes all others late, it is chance which of them is late first.
         let most = self.config.slippage * LATE_FRACTION;
         let worst = all()
-            .filter(|(_, lane, track)| is_laggard(lane, track, now, most))
-            .map(|(id, lane, track)| (lane.demand(track.span().unwrap_or_default()), id))
+            .filter(|(_, model, track)| is_laggard(model, track, now, most))
+            .map(|(id, model, track)| (model.demand(track.span().unwrap_or_default()), id))
             // A model that would take less than its part is late because of another one, or of the disk.
             .filter(|(demand, _)| *demand >= part)
             .max_by(|one, other| one.0.total_cmp(&other.0));
         let Some((demand, worst)) = worst else { return };
         self.last_demotion = Some(now);
-        for (&id, lane) in &mut self.lanes {
-            let laggards: Vec<TaskId> = lane
+        for (&id, model) in &mut self.models {
+            let laggards: Vec<TaskId> = model
                 .tasks
                 .iter()
-                .filter(|(_, track)| is_laggard(lane, track, now, most))
+                .filter(|(_, track)| is_laggard(model, track, now, most))
                 .map(|(&task, _)| task)
                 .collect();
             for task in laggards {
-                let Some(track) = lane.tasks.get_mut(&task) else { continue };
+                let Some(track) = model.tasks.get_mut(&task) else { continue };
                 if id != worst {
                     track.forgive();
                     continue;
                 }
                 let (slippage, priority) = (track.slippage(now), track.task.priority);
                 track.demote();
-                let lane = lane.name.clone();
-                let event = ScheduleEvent::Demoted { at: now, task, lane, priority, slippage, demand };
+                let model = model.name.clone();
+                let event = ScheduleEvent::Demoted { at: now, task, model, priority, slippage, demand };
                 self.counters.note(event);
             }
         }
     }
 }
 
-fn is_laggard(lane: &ModelQueue, track: &TaskProgress, now: Duration, most: f64) -> bool {
+fn is_laggard(model: &ModelQueue, track: &TaskProgress, now: Duration, most: f64) -> bool {
     if track.task.priority == Priority::Pinned || track.is_demoted() || track.slippage(now) <= most {
         return false;
     }
     // A first token that only waited for others makes no laggard.
-    track.tokens > 0 || track.span().is_some_and(|span| lane.demand(span) >= 1.0)
+    track.tokens > 0 || track.span().is_some_and(|span| model.demand(span) >= 1.0)
 }

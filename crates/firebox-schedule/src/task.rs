@@ -49,7 +49,7 @@ pub enum Choice {
     /// A model runs.
     Run {
         /// The model.
-        lane: ModelId,
+        model: ModelId,
         /// The end of its quantum.
         until: Duration,
     },

@@ -37,14 +37,14 @@ fn came(harness: &Harness, model: usize) -> Vec<Duration> {
 #[test]
 fn higher_priorities_come_first_and_earlier_deadlines_among_equals() {
     let mut scheduler = Scheduler::new(ScheduleConfig::default());
-    let [late, early, pinned] = ["late", "early", "pinned"].map(|name| scheduler.lane(name));
+    let [late, early, pinned] = ["late", "early", "pinned"].map(|name| scheduler.add_model(name));
     let by = |priority, by| Task { first_by: Some(ms(by)), ..Task::new(priority) };
     scheduler.add(ms(0), late, by(Priority::Interactive, 300));
     scheduler.add(ms(0), early, by(Priority::Interactive, 200));
     let task = scheduler.add(ms(0), pinned, by(Priority::Pinned, 900));
     assert_eq!(scheduler.prefetch(ms(0)).collect::<Vec<_>>(), [pinned, early, late]);
     let chosen = |scheduler: &mut Scheduler, now| match scheduler.choose(ms(now), |_| Readiness::Ready) {
-        Choice::Run { lane, .. } => lane,
+        Choice::Run { model, .. } => model,
         Choice::Wait { .. } => panic!("waits"),
     };
     assert_eq!(chosen(&mut scheduler, 0), pinned);
@@ -55,22 +55,25 @@ fn higher_priorities_come_first_and_earlier_deadlines_among_equals() {
 #[test]
 fn earlier_deadlines_come_first_between_tokens_too() {
     let mut scheduler = Scheduler::new(ScheduleConfig::default());
-    let lanes = ["slow", "fast"].map(|name| scheduler.lane(name));
-    for (lane, pace) in lanes.into_iter().zip([10.0, 20.0]) {
-        let task = scheduler.add(ms(0), lane, Task { pace: Some(pace), ..interactive() });
-        scheduler.ran(ms(0), lane, ms(1), 1);
+    let models = ["slow", "fast"].map(|name| scheduler.add_model(name));
+    for (model, pace) in models.into_iter().zip([10.0, 20.0]) {
+        let task = scheduler.add(ms(0), model, Task { pace: Some(pace), ..interactive() });
+        scheduler.ran(ms(0), model, ms(1), 1);
         scheduler.token(ms(0), task);
         assert_eq!(scheduler.due(task), Some(ms(1000 / pace as u64)));
     }
-    assert_eq!(scheduler.prefetch(ms(0)).collect::<Vec<_>>(), [lanes[1], lanes[0]]);
-    assert_eq!(scheduler.choose(ms(0), |_| Readiness::Ready), Choice::Run { lane: lanes[1], until: ms(50) });
+    assert_eq!(scheduler.prefetch(ms(0)).collect::<Vec<_>>(), [models[1], models[0]]);
+    assert_eq!(
+        scheduler.choose(ms(0), |_| Readiness::Ready),
+        Choice::Run { model: models[1], until: ms(50) }
+    );
 }
 
 /// Its own work is a hundredth of the machine. It is late because of the disk, and demoting it would help no other task.
 #[test]
 fn a_task_that_is_late_because_of_the_disk_is_not_demoted() {
     let mut scheduler = Scheduler::new(ScheduleConfig::default());
-    let [streamed, other] = ["streamed", "other"].map(|name| scheduler.lane(name));
+    let [streamed, other] = ["streamed", "other"].map(|name| scheduler.add_model(name));
     let task = scheduler.add(ms(0), streamed, interactive());
     scheduler.add(ms(0), other, Task::new(Priority::Background));
     for token in 1..100 {
@@ -84,42 +87,42 @@ fn a_task_that_is_late_because_of_the_disk_is_not_demoted() {
 #[test]
 fn a_model_keeps_its_quantum_unless_a_more_urgent_one_is_ready() {
     let mut scheduler = Scheduler::new(ScheduleConfig::default());
-    let [one, other, urgent] = ["one", "other", "urgent"].map(|name| scheduler.lane(name));
+    let [one, other, urgent] = ["one", "other", "urgent"].map(|name| scheduler.add_model(name));
     let ready = |_| Readiness::Ready;
     scheduler.add(ms(0), one, Task::new(Priority::Normal));
-    assert_eq!(scheduler.choose(ms(0), ready), Choice::Run { lane: one, until: ms(50) });
+    assert_eq!(scheduler.choose(ms(0), ready), Choice::Run { model: one, until: ms(50) });
     scheduler.add(ms(1), other, Task::new(Priority::Normal));
     scheduler.ran(ms(10), one, ms(10), 1);
-    assert_eq!(scheduler.choose(ms(10), ready), Choice::Run { lane: one, until: ms(50) });
+    assert_eq!(scheduler.choose(ms(10), ready), Choice::Run { model: one, until: ms(50) });
     scheduler.ran(ms(51), one, ms(41), 1);
-    assert_eq!(scheduler.choose(ms(51), ready), Choice::Run { lane: other, until: ms(101) });
+    assert_eq!(scheduler.choose(ms(51), ready), Choice::Run { model: other, until: ms(101) });
     scheduler.add(ms(52), urgent, interactive());
-    assert_eq!(scheduler.choose(ms(60), ready), Choice::Run { lane: urgent, until: ms(110) });
+    assert_eq!(scheduler.choose(ms(60), ready), Choice::Run { model: urgent, until: ms(110) });
     assert_eq!((scheduler.counters().preemptions, scheduler.counters().quanta), (1, 3));
 }
 
 #[test]
 fn quanta_are_shorter_on_a_hot_machine() {
     let mut scheduler = Scheduler::new(ScheduleConfig::default());
-    let lane = scheduler.lane("one");
-    scheduler.add(ms(0), lane, interactive());
+    let model = scheduler.add_model("one");
+    scheduler.add(ms(0), model, interactive());
     scheduler.set_heat(Heat::Serious);
-    assert_eq!(scheduler.choose(ms(0), |_| Readiness::Ready), Choice::Run { lane, until: ms(30) });
+    assert_eq!(scheduler.choose(ms(0), |_| Readiness::Ready), Choice::Run { model, until: ms(30) });
 }
 
 #[test]
 fn other_models_run_while_a_layer_is_read() {
     let mut scheduler = Scheduler::new(ScheduleConfig::default());
-    let [urgent, other] = ["urgent", "other"].map(|name| scheduler.lane(name));
+    let [urgent, other] = ["urgent", "other"].map(|name| scheduler.add_model(name));
     let by = Task { first_by: Some(ms(70)), ..Task::new(Priority::Pinned) };
     scheduler.add(ms(0), urgent, by);
     scheduler.add(ms(0), other, Task::new(Priority::Background));
-    let reading = |lane| if lane == urgent { Readiness::Waiting } else { Readiness::Ready };
-    assert_eq!(scheduler.choose(ms(0), reading), Choice::Run { lane: other, until: ms(50) });
-    assert_eq!(scheduler.choose(ms(5), reading), Choice::Run { lane: other, until: ms(50) });
+    let reading = |model| if model == urgent { Readiness::Waiting } else { Readiness::Ready };
+    assert_eq!(scheduler.choose(ms(0), reading), Choice::Run { model: other, until: ms(50) });
+    assert_eq!(scheduler.choose(ms(5), reading), Choice::Run { model: other, until: ms(50) });
     let all = |_| Readiness::Ready;
-    assert_eq!(scheduler.choose(ms(10), all), Choice::Run { lane: urgent, until: ms(60) });
-    let nothing = |lane| if lane == urgent { Readiness::Waiting } else { Readiness::Idle };
+    assert_eq!(scheduler.choose(ms(10), all), Choice::Run { model: urgent, until: ms(60) });
+    let nothing = |model| if model == urgent { Readiness::Waiting } else { Readiness::Idle };
     assert_eq!(scheduler.choose(ms(10), nothing), Choice::Wait { until: Some(ms(70)) });
 }
 
@@ -127,7 +130,7 @@ fn other_models_run_while_a_layer_is_read() {
 #[test]
 fn the_disk_reads_for_models_that_have_waited_long() {
     let mut scheduler = Scheduler::new(ScheduleConfig::default());
-    let [urgent, other] = ["urgent", "other"].map(|name| scheduler.lane(name));
+    let [urgent, other] = ["urgent", "other"].map(|name| scheduler.add_model(name));
     scheduler.add(ms(0), urgent, interactive());
     scheduler.add(ms(0), other, Task::new(Priority::Background));
     let order = |scheduler: &Scheduler, now| scheduler.prefetch(ms(now)).collect::<Vec<_>>();
@@ -300,31 +303,31 @@ fn invalid_settings_are_refused() {
 #[test]
 fn a_new_model_has_a_new_id() {
     let mut scheduler = Scheduler::new(ScheduleConfig::default());
-    let (_stays, gone) = (scheduler.lane("stays"), scheduler.lane("gone"));
-    scheduler.drop_lane(gone);
-    let new = scheduler.lane("new");
+    let (_stays, gone) = (scheduler.add_model("stays"), scheduler.add_model("gone"));
+    scheduler.remove_model(gone);
+    let new = scheduler.add_model("new");
     assert_ne!(new, gone);
     let lost = scheduler.add(ms(0), gone, interactive());
     assert_eq!(scheduler.due(lost), None);
     scheduler.add(ms(0), new, interactive());
-    scheduler.drop_lane(gone);
-    assert_eq!(scheduler.choose(ms(0), |_| Readiness::Ready), Choice::Run { lane: new, until: ms(50) });
+    scheduler.remove_model(gone);
+    assert_eq!(scheduler.choose(ms(0), |_| Readiness::Ready), Choice::Run { model: new, until: ms(50) });
 }
 
 #[test]
 fn extreme_inputs_do_not_panic() {
     let mut scheduler = Scheduler::new(ScheduleConfig::default());
-    let lane = scheduler.lane("gone");
-    scheduler.drop_lane(lane);
-    let task = scheduler.add(ms(1), lane, interactive());
+    let model = scheduler.add_model("gone");
+    scheduler.remove_model(model);
+    let task = scheduler.add(ms(1), model, interactive());
     scheduler.token(ms(2), task);
-    scheduler.ran(ms(2), lane, Duration::MAX, usize::MAX);
+    scheduler.ran(ms(2), model, Duration::MAX, usize::MAX);
     scheduler.remove(task);
-    let lane = scheduler.lane("there");
+    let model = scheduler.add_model("there");
     for pace in [0.0, -1.0, f64::NAN, f64::INFINITY, 1e300, 1e-300] {
-        scheduler.add(ms(3), lane, Task { pace: Some(pace), ..interactive() });
+        scheduler.add(ms(3), model, Task { pace: Some(pace), ..interactive() });
     }
-    assert_eq!(scheduler.choose(ms(3), |_| Readiness::Ready), Choice::Run { lane, until: ms(53) });
+    assert_eq!(scheduler.choose(ms(3), |_| Readiness::Ready), Choice::Run { model, until: ms(53) });
     let earlier = scheduler.choose(ms(1), |_| Readiness::Ready);
-    assert_eq!(earlier, Choice::Run { lane, until: ms(53) }, "time that goes back");
+    assert_eq!(earlier, Choice::Run { model, until: ms(53) }, "time that goes back");
 }

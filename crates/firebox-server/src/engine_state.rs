@@ -111,7 +111,7 @@ fn snapshot(app: &App, from: u64, is_first: bool) -> Result<(Value, u64), ApiErr
         drawn.drain(..drawn.len() - FIRST_SNAPSHOT_EVENTS);
     }
     let snapshot = app.telemetry.snapshot();
-    let (requests, schedule) = app.engine.with_host(|host| (host.requests(), host.counters().clone()))?;
+    let (requests, schedule) = app.engine.with_core(|core| (core.requests(), core.counters().clone()))?;
     let models: Vec<Value> =
         app.catalog.entries().map(|entry| model(entry, snapshot.model(&entry.name), is_first)).collect();
     let accounts = accounts(&snapshot, &models);

@@ -12,7 +12,7 @@ use firebox_telemetry::{Counter, Telemetry};
 use proptest::prelude::*;
 use serde_json::json;
 
-use super::{MadeUp, run};
+use super::{SimulatedClock, run};
 use crate::clock::Clock;
 use crate::engine_core::{EngineConfig, EngineCore, StepOutcome};
 use crate::event::Event;
@@ -27,7 +27,7 @@ fn model(family: &str) -> Model {
 }
 
 #[derive(Debug, Clone)]
-struct Text {
+struct TextRequest {
     prompt: &'static str,
     config: GenerationConfig,
     lookup: bool,
@@ -48,7 +48,7 @@ fn grammars() -> Vec<Option<Grammar>> {
     ]
 }
 
-fn text() -> impl Strategy<Value = Text> {
+fn text_request() -> impl Strategy<Value = TextRequest> {
     let prompts = ["He", "once upon a time once upon a time once upon a time", "one, two, one, two, one"];
     let sampler = prop::option::of(0u64..9).prop_map(|seed| match seed {
         Some(seed) => {
@@ -73,14 +73,14 @@ fn text() -> impl Strategy<Value = Text> {
                 logprobs,
                 ..GenerationConfig::default()
             };
-            Text { prompt, config, lookup }
+            TextRequest { prompt, config, lookup }
         },
     )
 }
 
-type Said = (String, Vec<u32>, Finish, Vec<Option<LogProbabilities>>);
+type Answer = (String, Vec<u32>, Finish, Vec<Option<LogProbabilities>>);
 
-fn alone(model: &Model, text: &Text) -> Said {
+fn answer_alone(model: &Model, text: &TextRequest) -> Answer {
     let tokenizer = model.tokenizer().unwrap();
     let mut session = model.session().unwrap().with_kv_type(KvType::F32);
     let prompt = tokenizer.encode(text.prompt, true).unwrap();
@@ -96,13 +96,13 @@ fn alone(model: &Model, text: &Text) -> Said {
 
 /// Answers texts together, each of which may be submitted some layers after the one before. Returns how many tokens
 /// were drafted.
-fn together(model: &Model, texts: &[(Text, usize)]) -> usize {
-    let clock = MadeUp(AtomicU64::new(0));
-    let mut host = EngineCore::new(EngineConfig::default()).unwrap();
+fn compare_batched(model: &Model, texts: &[(TextRequest, usize)]) -> usize {
+    let clock = SimulatedClock(AtomicU64::new(0));
+    let mut core = EngineCore::new(EngineConfig::default()).unwrap();
     let pool = PagePool::new(model.decoder().unwrap().layout(KvType::F32));
-    host.add_in_pool("model", model.clone(), pool).unwrap();
+    core.add_in_pool("model", model.clone(), pool).unwrap();
     let (mut drafted, mut streamed) = (0, HashMap::<RequestId, (String, Vec<_>)>::new());
-    let mut ended: HashMap<RequestId, Said> = HashMap::new();
+    let mut ended: HashMap<RequestId, Answer> = HashMap::new();
     let mut sink = |id: RequestId, event: Event| match event {
         Event::Piece(piece) => {
             let (text, logprobs) = streamed.entry(id).or_default();
@@ -123,15 +123,15 @@ fn together(model: &Model, texts: &[(Text, usize)]) -> usize {
     for (text, wait) in texts {
         let prompt = model.tokenizer().unwrap().encode(text.prompt, true).unwrap();
         let request = Request::new("model", prompt).with_config(text.config.clone()).with_lookup(text.lookup);
-        ids.push(host.submit(request, clock.now()).map_err(|failure| failure.error).unwrap());
+        ids.push(core.submit(request, clock.now()).map_err(|failure| failure.error).unwrap());
         for _ in 0..*wait {
-            host.work(&clock, &mut sink);
+            core.work(&clock, &mut sink);
         }
     }
     // Grammars are compiled on threads of their own.
-    while host.work(&clock, &mut sink) != StepOutcome::Idle {}
+    while core.work(&clock, &mut sink) != StepOutcome::Idle {}
     for (id, (text, _)) in ids.into_iter().zip(texts) {
-        assert_eq!(ended[&id], alone(model, text), "{text:?}");
+        assert_eq!(ended[&id], answer_alone(model, text), "{text:?}");
     }
     drafted
 }
@@ -141,8 +141,8 @@ fn together(model: &Model, texts: &[(Text, usize)]) -> usize {
 fn drafts_within_a_batch_change_no_token() {
     let models = FAMILIES.map(model);
     let drafted = AtomicU64::new(0);
-    run(60, (0..FAMILIES.len(), prop::collection::vec((text(), 0usize..30), 1..5)), |(at, texts)| {
-        drafted.fetch_add(together(&models[at], &texts) as u64, Ordering::Relaxed);
+    run(60, (0..FAMILIES.len(), prop::collection::vec((text_request(), 0usize..30), 1..5)), |(at, texts)| {
+        drafted.fetch_add(compare_batched(&models[at], &texts) as u64, Ordering::Relaxed);
     });
     assert!(drafted.into_inner() > 0, "tokens were drafted");
 }
@@ -155,8 +155,8 @@ fn forced_tokens_are_drafted_without_being_asked_for() {
         grammar: Some(Grammar::Regex("this is certain, every letter of it".into())),
         ..GenerationConfig::default()
     };
-    let text = Text { prompt: "He", config, lookup: false };
-    let drafted = together(&model, &[(text, 0)]);
+    let text = TextRequest { prompt: "He", config, lookup: false };
+    let drafted = compare_batched(&model, &[(text, 0)]);
     assert!(drafted > 0);
     let counted = telemetry.snapshot().model("model").unwrap().meters.counters[&Counter::DraftedTokens];
     // The solo generation that the answer is compared with drafts them, too.

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use firebox_cache::PageLedger;
 use firebox_runtime::{KvType, PagePool};
 
-use super::{MadeUp, answer_of, models};
+use super::{SimulatedClock, answer_of, models};
 use crate::clock::Clock;
 use crate::engine_core::{EngineConfig, EngineCore, StepOutcome};
 use crate::event::Event;
@@ -14,9 +14,9 @@ use crate::sequence::RequestId;
 
 /// Grants every page, but panics at the next one once it is set to.
 #[derive(Debug, Default)]
-struct Touchy(AtomicBool);
+struct PanickingLedger(AtomicBool);
 
-impl PageLedger for Touchy {
+impl PageLedger for PanickingLedger {
     fn may_allocate(&self, _: usize) -> bool {
         true
     }
@@ -30,14 +30,15 @@ impl PageLedger for Touchy {
 }
 
 #[test]
-fn a_request_is_answered_though_looking_for_its_beginning_or_keeping_it_panics() {
-    let (model, ledger, clock) = (models().remove(0), Arc::new(Touchy::default()), MadeUp::default());
+fn a_panic_in_the_prefix_cache_fails_no_request() {
+    let (model, ledger, clock) =
+        (models().remove(0), Arc::new(PanickingLedger::default()), SimulatedClock::default());
     let layout = model.decoder().unwrap().layout(KvType::default());
-    let mut host = EngineCore::new(EngineConfig::default()).unwrap();
-    host.add_in_pool("model", model, PagePool::with_ledger(layout, ledger.clone())).unwrap();
+    let mut core = EngineCore::new(EngineConfig::default()).unwrap();
+    core.add_in_pool("model", model, PagePool::with_ledger(layout, ledger.clone())).unwrap();
     // After how many tokens a page panics: the first page is for a copy of the known prefix, the last one for a copy to
     // cache.
-    let mut answered = |panics_after: Option<usize>| {
+    let mut answer = |panics_after: Option<usize>| {
         let (mut outcome, mut pieces) = (None, 0);
         let mut sink = |_: RequestId, event: Event| match event {
             Event::Piece(_) => {
@@ -50,15 +51,15 @@ fn a_request_is_answered_though_looking_for_its_beginning_or_keeping_it_panics()
             Event::Failed(failure) => panic!("{}", failure.error),
             Event::Waiting { .. } => {}
         };
-        host.submit(answer_of(4), clock.now()).unwrap();
+        core.submit(answer_of(4), clock.now()).unwrap();
         ledger.0.store(panics_after == Some(0), Ordering::Relaxed);
-        while host.work(&clock, &mut sink) != StepOutcome::Idle {}
+        while core.work(&clock, &mut sink) != StepOutcome::Idle {}
         assert!(!ledger.0.load(Ordering::Relaxed), "the ledger has panicked");
         let outcome = outcome.unwrap();
         (outcome.summary.tokens, outcome.cached_tokens)
     };
-    let (expected, _) = answered(Some(4));
+    let (expected, _) = answer(Some(4));
     for (panics_after, cached) in [(None, 0), (None, 2), (Some(0), 0), (None, 2)] {
-        assert_eq!(answered(panics_after), (expected.clone(), cached), "{panics_after:?}");
+        assert_eq!(answer(panics_after), (expected.clone(), cached), "{panics_after:?}");
     }
 }

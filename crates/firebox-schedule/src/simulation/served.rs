@@ -97,7 +97,7 @@ impl Residency for ResidentLayers {
 
 /// A model at work.
 pub(super) struct Served {
-    pub lane: ModelId,
+    pub id: ModelId,
     pub name: String,
     /// Whether some of its requests are pinned, so that other models cannot evict its layers.
     pub is_pinned: bool,
@@ -129,7 +129,7 @@ pub(super) struct Served {
 impl Served {
     /// Creates a model with a plan for `memory`.
     pub fn new(
-        lane: ModelId,
+        id: ModelId,
         model: &SimulatedModel,
         memory: u64,
         is_pinned: bool,
@@ -167,7 +167,7 @@ impl Served {
             streaming_step_time: Duration::from_secs_f64(streaming.seconds_per_token * 0.8),
         };
         Ok(Self {
-            lane,
+            id,
             name: model.name.clone(),
             is_pinned,
             most_running: admission.most_running,

@@ -67,8 +67,8 @@ impl World {
         let shares = mix.shares(profile.budget);
         let mut models = Vec::new();
         for (index, (model, memory)) in mix.models.iter().zip(shares).enumerate() {
-            let lane = scheduler.lane(&model.name);
-            models.push(Served::new(lane, model, memory, mix.is_pinned(index), &mut device)?);
+            let id = scheduler.add_model(&model.name);
+            models.push(Served::new(id, model, memory, mix.is_pinned(index), &mut device)?);
         }
         let mut world = Self {
             mix: mix.clone(),
@@ -246,7 +246,7 @@ impl World {
                 request.kv = charge;
             }
         }
-        let lane = self.models[index].lane;
+        let id = self.models[index].id;
         let Some(request) = self.models[index].requests.get_mut(&ticket) else { return };
         let kind = &self.mix.traffic[request.traffic];
         let waited = self.now - request.arrived;
@@ -254,7 +254,7 @@ impl World {
         let first_by = (request.tokens == 0 && kind.priority >= Priority::Interactive)
             .then(|| usual.saturating_sub(waited));
         let task = Task { priority: kind.priority, pace: kind.pace, first_by };
-        request.task = Some(self.scheduler.add(self.now, lane, task));
+        request.task = Some(self.scheduler.add(self.now, id, task));
         self.note_use(index);
     }
 
@@ -339,8 +339,8 @@ impl World {
             let layer = models[index].wanted(heat.prefetch_depth(models[index].ring))?;
             Some((index, layer))
         };
-        let of_lane = |lane: ModelId| models.iter().position(|model| model.lane == lane);
-        let scheduled = self.scheduler.prefetch(self.now).filter_map(of_lane).find_map(wanted);
+        let index_of = |id: ModelId| models.iter().position(|model| model.id == id);
+        let scheduled = self.scheduler.prefetch(self.now).filter_map(index_of).find_map(wanted);
         let of_name = |name: &str| models.iter().position(|model| model.name == name);
         let next = scheduled
             .or_else(|| self.next_model.likely(READ_AHEAD_PROBABILITY).filter_map(of_name).find_map(wanted));
@@ -357,11 +357,11 @@ impl World {
 
     fn choose(&mut self) -> Option<usize> {
         let models = &self.models;
-        let index = |lane: ModelId| models.iter().position(|model| model.lane == lane).unwrap_or(0);
-        let choice = self.scheduler.choose(self.now, |lane| models[index(lane)].readiness());
+        let index = |id: ModelId| models.iter().position(|model| model.id == id).unwrap_or(0);
+        let choice = self.scheduler.choose(self.now, |id| models[index(id)].readiness());
         match choice {
-            Choice::Run { lane, .. } => {
-                let index = index(lane);
+            Choice::Run { model: id, .. } => {
+                let index = index(id);
                 if self.models[index].readiness() != Readiness::Ready {
                     self.violate(format!("{} runs and is not ready", self.models[index].name));
                     return None;
@@ -409,11 +409,11 @@ impl World {
         let took = Duration::from_secs_f64(self.models[index].layer_seconds() * slowdown);
         self.now += took;
         self.tally.busy += took;
-        let (lane, models) = (self.models[index].lane, &self.models);
-        let readiness = |lane: ModelId| {
-            models.iter().find(|model| model.lane == lane).map_or(Readiness::Idle, Served::readiness)
+        let (id, models) = (self.models[index].id, &self.models);
+        let readiness = |id: ModelId| {
+            models.iter().find(|model| model.id == id).map_or(Readiness::Idle, Served::readiness)
         };
-        let violation = self.monitor.look(&self.scheduler, began, took, lane, readiness);
+        let violation = self.monitor.look(&self.scheduler, began, took, id, readiness);
         for model in &mut self.models {
             if model.readiness() == Readiness::Waiting
                 && let Some(pass) = &mut model.pass
@@ -425,7 +425,7 @@ impl World {
             self.violate(violation.to_string());
         }
         self.models[index].last_ran = self.now;
-        self.scheduler.ran(self.now, lane, took, 1);
+        self.scheduler.ran(self.now, id, took, 1);
         if let Some(pass) = self.models[index].ran(took) {
             self.finish_pass(index, &pass);
         }

@@ -79,7 +79,7 @@ pub(crate) struct PendingQuestion {
 impl SessionTree {
     pub fn new(served: Arc<ServedModel>, engine: &Engine, options: SessionOptions) -> Result<Self, ApiError> {
         let name = served.name.clone();
-        let session = engine.with_host(move |host| host.session(&name))??;
+        let session = engine.with_core(move |core| core.session(&name))??;
         let mut tree = Self::from_session(served, session, options.capacity, Transcript::default());
         if options.relevance {
             tree.fit_scorer()?;
@@ -97,15 +97,15 @@ impl SessionTree {
     /// Restores a session that a process has [saved](Self::save).
     pub fn restore(served: Arc<ServedModel>, engine: &Engine, path: &Path) -> Result<Self, ApiError> {
         let name = served.name.clone();
-        let kept = engine.with_host({
+        let kept = engine.with_core({
             let name = name.clone();
-            move |host| Ok::<_, RuntimeError>(host.session(&name)?.cache().pool().layout().kv_dtype)
+            move |core| Ok::<_, RuntimeError>(core.session(&name)?.cache().pool().layout().kv_dtype)
         })??;
         let saved = SessionFile::open(path, &served.model, kept)
             .map_err(|error| ApiError::field("restore", format!("it does not fit this model: {error}")))?;
         let note: SavedNote = serde_json::from_str(saved.note())
             .map_err(|_| ApiError::field("restore", "the file was not written by a server"))?;
-        let session = engine.with_host(move |host| host.restored(&name, &saved))??;
+        let session = engine.with_core(move |core| core.restored(&name, &saved))??;
         let head = note.transcript.head.clone();
         let mut tree = Self::from_session(served, session, note.capacity, note.transcript);
         if note.relevance {

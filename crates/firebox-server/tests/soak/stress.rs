@@ -50,7 +50,7 @@ impl Stress {
                 let before = thermometer.heat();
                 if thermometer.read() != before {
                     let heat = thermometer.heat();
-                    engine.with_host(move |host| host.set_heat(heat)).unwrap();
+                    engine.with_core(move |core| core.set_heat(heat)).unwrap();
                     happened.heats += 1;
                 }
                 let models = models.lock().unwrap().clone();

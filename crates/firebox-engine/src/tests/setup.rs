@@ -1,4 +1,4 @@
-//! Tests of request preparation.
+//! Tests of request setup.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use firebox_runtime::heads::{FALLBACK, HeadPool, HeadPoolConfig, HeadSource, Rea
 use firebox_runtime::{GenerationConfig, Grammar, RuntimeError, Session};
 use firebox_testing::heads::TestHeads;
 
-use super::{MadeUp, answer_of, small};
+use super::{SimulatedClock, answer_of, one_model};
 use crate::clock::Clock;
 use crate::engine_core::{EngineConfig, EngineCore, StepOutcome};
 use crate::event::{Event, Failure};
@@ -20,14 +20,14 @@ use crate::sequence::RequestId;
 
 /// A source whose head fails to load once `after` requests have ended, or after half of [`PATIENCE`].
 #[derive(Debug)]
-struct Slow {
+struct SlowHeads {
     after: usize,
     ended: Arc<AtomicUsize>,
 }
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-impl HeadSource for Slow {
+impl HeadSource for SlowHeads {
     fn names(&self) -> Result<Vec<String>, RuntimeError> {
         Ok(vec!["slow".into()])
     }
@@ -50,23 +50,23 @@ impl HeadSource for Slow {
 }
 
 #[test]
-fn others_run_while_a_request_is_prepared() {
-    let (mut host, clock) = small(2);
+fn other_requests_run_during_a_setup() {
+    let (mut core, clock) = one_model(2);
     let count = Arc::new(AtomicUsize::new(0));
-    let slow = Slow { after: 4, ended: count.clone() };
-    let rack = HeadPool::new(Arc::new(slow), HeadPoolConfig::patient()).unwrap();
+    let slow = SlowHeads { after: 4, ended: count.clone() };
+    let pool = HeadPool::new(Arc::new(slow), HeadPoolConfig::patient()).unwrap();
     let session = || {
-        let (_, model) = host.models().next().unwrap();
-        model.session().unwrap().with_heads(rack.clone())
+        let (_, model) = core.models().next().unwrap();
+        model.session().unwrap().with_heads(pool.clone())
     };
     let [slow, late, cancelled] = [(); 3].map(|()| answer_of(3).in_session(session()).with_head("slow"));
-    let slow = host.submit(slow, clock.now()).unwrap();
-    let late = host.submit(late.with_first_by(Duration::ZERO).or_not_at_all(), clock.now()).unwrap();
-    let cancelled = host.submit(cancelled, clock.now()).unwrap();
+    let slow = core.submit(slow, clock.now()).unwrap();
+    let late = core.submit(late.with_first_by(Duration::ZERO).or_not_at_all(), clock.now()).unwrap();
+    let cancelled = core.submit(cancelled, clock.now()).unwrap();
     let grammar = Some(Grammar::Regex("a(b".into()));
     let wrong = answer_of(3).with_config(GenerationConfig { grammar, ..GenerationConfig::default() });
-    let wrong = host.submit(wrong, clock.now()).unwrap();
-    let other = host.submit(answer_of(6), clock.now()).unwrap();
+    let wrong = core.submit(wrong, clock.now()).unwrap();
+    let other = core.submit(answer_of(6), clock.now()).unwrap();
     let (mut ended, mut failed) = (Vec::new(), HashMap::new());
     let mut sink = |id: RequestId, event: Event| {
         if event.is_last() {
@@ -77,8 +77,8 @@ fn others_run_while_a_request_is_prepared() {
             failed.insert(id, failure.error);
         }
     };
-    host.cancel(cancelled, clock.now(), &mut sink);
-    while host.work(&clock, &mut sink) != StepOutcome::Idle {
+    core.cancel(cancelled, clock.now(), &mut sink);
+    while core.work(&clock, &mut sink) != StepOutcome::Idle {
         sleep(Duration::from_micros(100));
     }
     let place = |id: RequestId| ended.iter().position(|other| *other == id).unwrap();
@@ -87,14 +87,14 @@ fn others_run_while_a_request_is_prepared() {
     assert!(matches!(failed[&slow], RuntimeError::HeadUnavailable { .. }), "{:?}", failed[&slow]);
     assert!(matches!(failed[&late], RuntimeError::Late { .. }));
     assert!(!failed.contains_key(&other) && failed.contains_key(&wrong) && failed.contains_key(&cancelled));
-    assert_eq!(host.under_way(), 0);
+    assert_eq!(core.under_way(), 0);
 }
 
 /// A source with a head that panics when it is built.
 #[derive(Debug)]
-struct Touchy(Arc<TestHeads>);
+struct PanickingHeads(Arc<TestHeads>);
 
-impl HeadSource for Touchy {
+impl HeadSource for PanickingHeads {
     fn names(&self) -> Result<Vec<String>, RuntimeError> {
         self.0.names()
     }
@@ -112,38 +112,38 @@ impl HeadSource for Touchy {
     }
 
     fn build(&self, head: &Head) -> Result<(), RuntimeError> {
-        assert!(!head.id().starts_with("touchy"), "as if a kernel had been given an impossible shape");
+        assert!(!head.id().starts_with("panicking"), "as if a kernel had been given an impossible shape");
         Ok(())
     }
 }
 
 /// Returns the failure of a request.
-fn failure(host: &mut EngineCore, clock: &MadeUp, request: Request) -> Failure {
+fn failure(core: &mut EngineCore, clock: &SimulatedClock, request: Request) -> Failure {
     let mut failed = None;
     let mut sink = |_: RequestId, event: Event| match event {
         Event::Failed(failure) => failed = Some(*failure),
         Event::Waiting { .. } => {}
         other => panic!("{other:?}"),
     };
-    if let Err(failure) = host.submit(request, clock.now()) {
+    if let Err(failure) = core.submit(request, clock.now()) {
         return *failure;
     }
-    while host.work(clock, &mut sink) != StepOutcome::Idle {
+    while core.work(clock, &mut sink) != StepOutcome::Idle {
         sleep(Duration::from_micros(100));
     }
     failed.unwrap()
 }
 
 /// A request for `head` in a session that uses another one.
-fn lent(host: &EngineCore, rack: &HeadPool, head: &str) -> Request {
-    let mut session = host.session("model").unwrap().with_heads(rack.clone());
+fn request_for(core: &EngineCore, pool: &HeadPool, head: &str) -> Request {
+    let mut session = core.session("model").unwrap().with_heads(pool.clone());
     session.feed(&[4, 9]).unwrap();
     assert!(session.use_head("current").fallback_reason.is_none());
     answer_of(3).in_session(session).with_head(head)
 }
 
 #[track_caller]
-fn is_as_it_was_lent(session: Option<Box<Session>>) {
+fn assert_unchanged(session: Option<Box<Session>>) {
     let session = session.expect("the session is returned");
     let head = session.head().map(|head| head.id().to_string());
     assert_eq!((head.as_deref(), session.requested_head()), (Some("current 1"), Some("current")));
@@ -151,56 +151,56 @@ fn is_as_it_was_lent(session: Option<Box<Session>>) {
 }
 
 #[test]
-fn a_session_comes_back_as_it_was_lent_whatever_fails_while_a_request_is_prepared() {
-    let names = [FALLBACK, "current", "other", "broken", "touchy", "judge", "late"];
+fn a_failed_setup_returns_the_session_unchanged() {
+    let names = [FALLBACK, "current", "other", "broken", "panicking", "judge", "late"];
     let heads = TestHeads::new(&names.map(|name| (name, 1)));
     heads.change("broken", |head| head.fails = true);
     heads.change("judge", |head| head.is_classifier = true);
     heads.change("late", |head| head.is_held_back = true);
-    let rack = HeadPool::new(Arc::new(Touchy(heads.clone())), HeadPoolConfig::patient()).unwrap();
-    let mut host = EngineCore::new(EngineConfig::default()).unwrap();
-    host.add("model", heads.model.clone()).unwrap();
-    let clock = MadeUp::default();
+    let pool = HeadPool::new(Arc::new(PanickingHeads(heads.clone())), HeadPoolConfig::patient()).unwrap();
+    let mut core = EngineCore::new(EngineConfig::default()).unwrap();
+    core.add("model", heads.model.clone()).unwrap();
+    let clock = SimulatedClock::default();
 
     for head in ["broken", "absent"] {
-        let asked = lent(&host, &rack, head);
-        let Failure { error, session } = failure(&mut host, &clock, asked);
+        let request = request_for(&core, &pool, head);
+        let Failure { error, session } = failure(&mut core, &clock, request);
         assert!(matches!(error, RuntimeError::HeadUnavailable { .. }), "{error}");
-        is_as_it_was_lent(session);
+        assert_unchanged(session);
     }
     // The second time the head is resident, and the request is not prepared on a thread of its own.
     for _ in 0..2 {
-        let asked = lent(&host, &rack, "touchy");
-        let Failure { error, session } = failure(&mut host, &clock, asked);
+        let request = request_for(&core, &pool, "panicking");
+        let Failure { error, session } = failure(&mut core, &clock, request);
         assert!(matches!(error, RuntimeError::Panicked { .. }), "{error}");
-        is_as_it_was_lent(session);
+        assert_unchanged(session);
     }
     // The session has switched to the head before the check of its kind fails.
-    let asked = lent(&host, &rack, "judge");
-    let Failure { error, session } = failure(&mut host, &clock, asked);
+    let request = request_for(&core, &pool, "judge");
+    let Failure { error, session } = failure(&mut core, &clock, request);
     assert!(matches!(error, RuntimeError::Kind { found: "a classifier head", .. }), "{error}");
-    is_as_it_was_lent(session);
+    assert_unchanged(session);
 
     let grammar = Some(Grammar::Regex("a(b".into()));
     let wrong = GenerationConfig { grammar, ..GenerationConfig::default() };
-    let asked = lent(&host, &rack, "other").with_config(wrong);
-    is_as_it_was_lent(failure(&mut host, &clock, asked).session);
+    let request = request_for(&core, &pool, "other").with_config(wrong);
+    assert_unchanged(failure(&mut core, &clock, request).session);
 
-    let asked = lent(&host, &rack, "late").with_first_by(Duration::ZERO).or_not_at_all();
-    let Failure { error, session } = failure(&mut host, &clock, asked);
+    let request = request_for(&core, &pool, "late").with_first_by(Duration::ZERO).or_not_at_all();
+    let Failure { error, session } = failure(&mut core, &clock, request);
     assert!(matches!(error, RuntimeError::Late { .. }), "{error}");
-    is_as_it_was_lent(session);
+    assert_unchanged(session);
 
-    host.submit(lent(&host, &rack, "late"), clock.now()).unwrap();
+    core.submit(request_for(&core, &pool, "late"), clock.now()).unwrap();
     let mut failed = None;
     let mut sink = |_: RequestId, event: Event| match event {
         Event::Failed(failure) => failed = Some(*failure),
         other => panic!("{other:?}"),
     };
-    host.remove("model", &mut sink).unwrap();
+    core.remove("model", &mut sink).unwrap();
     let Failure { error, session } = failed.unwrap();
     assert!(matches!(error, RuntimeError::NoModel { .. }), "{error}");
-    is_as_it_was_lent(session);
-    assert_eq!(host.under_way(), 0);
+    assert_unchanged(session);
+    assert_eq!(core.under_way(), 0);
     heads.change("late", |head| head.is_held_back = false);
 }
