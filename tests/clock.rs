@@ -12,12 +12,11 @@ use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use firebox::engine::{Engine, EngineConfig, Request};
+use firebox::engine::{Engine, EngineConfig, EngineError, Request};
 use firebox::heads::{HeadEvent, HeadPoolConfig};
 use firebox::store::files::{Fault, Faults};
 use firebox::{
-    AfterEviction, Generation, GenerationConfig, KvType, Model, Role, RuntimeError, Session, WholeTurns,
-    device,
+    AfterEviction, Generation, GenerationConfig, KvType, Model, Role, Session, WholeTurns, device,
 };
 
 /// Offset of the wall clock in seconds.
@@ -155,7 +154,7 @@ fn deadlines_are_measured() {
             let outcome = early.wait().unwrap();
             assert_eq!(outcome.summary.tokens, expected);
             assert!(outcome.waited < Duration::from_secs(60), "{:?}", outcome.waited);
-            assert!(matches!(late.wait(), Err(RuntimeError::Late { .. })));
+            assert!(matches!(late.wait(), Err(EngineError::Late { .. })));
         }
         over.store(true, Ordering::SeqCst);
     });

@@ -9,7 +9,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
-use firebox::engine::{Engine, EngineConfig, Event, Pipeline, PipelineEvent, Request, Stage};
+use firebox::engine::{Engine, EngineConfig, EngineError, Event, Pipeline, PipelineEvent, Request, Stage};
 use firebox::residency::ResidencyOptions;
 use firebox::schedule::{AdmissionConfig, Priority, ScheduleCounters};
 use firebox::thermal::Thermometer;
@@ -175,34 +175,37 @@ fn who_listens_slowly_holds_up_nobody_else() {
 }
 
 #[test]
-fn what_is_wrong_is_told_at_once() {
+fn invalid_requests_are_refused_at_once() {
     let model = model("llama");
     let engine = engine(&[("llama", &model)]);
     let failed = |request: Request| engine.generate(request).wait().unwrap_err();
-    assert!(matches!(failed(Request::new("other", vec![3])), RuntimeError::NoModel { .. }));
-    assert!(matches!(failed(Request::new("llama", vec![])), RuntimeError::Model(_)));
-    assert!(matches!(failed(Request::new("llama", vec![1 << 30])), RuntimeError::Model(_)));
+    assert!(matches!(failed(Request::new("other", vec![3])), EngineError::NoModel { .. }));
+    assert!(matches!(failed(Request::new("llama", vec![])), EngineError::Runtime(RuntimeError::Model(_))));
+    assert!(matches!(
+        failed(Request::new("llama", vec![1 << 30])),
+        EngineError::Runtime(RuntimeError::Model(_))
+    ));
     let foreign = self::model("llama").session().unwrap();
     let foreign = Request::new("llama", vec![3]).in_session(foreign);
-    assert!(matches!(failed(foreign), RuntimeError::ForeignSession { .. }));
-    assert!(matches!(engine.add("llama", model.clone()), Err(RuntimeError::ModelNamed { .. })));
+    assert!(matches!(failed(foreign), EngineError::ForeignSession { .. }));
+    assert!(matches!(engine.add("llama", model.clone()), Err(EngineError::ModelNamed { .. })));
     let answering = engine.generate(Request::new("llama", prompt(1, 4)).with_config(tokens(100_000)));
     engine.remove("llama").unwrap();
-    assert!(matches!(answering.wait(), Err(RuntimeError::NoModel { .. })));
+    assert!(matches!(answering.wait(), Err(EngineError::NoModel { .. })));
 }
 
 #[test]
-fn what_is_done_with_the_host_may_panic() {
+fn a_panic_of_a_core_command_is_returned() {
     let model = model("llama");
     let engine = engine(&[("llama", &model)]);
     let answering = engine.generate(Request::new("llama", prompt(1, 4)).with_config(tokens(20)));
     let acted = engine.with_core(|_| -> usize { panic!("on purpose") });
-    assert!(matches!(acted, Err(RuntimeError::Panicked { reason }) if reason == "on purpose"));
+    assert!(matches!(acted, Err(EngineError::Panicked { reason }) if reason == "on purpose"));
     assert_eq!(answering.wait().unwrap().summary.tokens.len(), 20);
 }
 
 #[test]
-fn whoever_waits_for_an_answer_owns_the_engine() {
+fn a_response_stream_keeps_the_engine() {
     let model = model("llama");
     let answering = {
         let engine = engine(&[("llama", &model)]);
@@ -285,7 +288,7 @@ fn a_pipeline_has_an_answer_whatever_fails() {
         .with_stage(stage("nowhere"))
         .with_stage(stage("specialist").named("late").with_first_by(Duration::ZERO))
         .with_router(|text: &str| match text {
-            "broken" => Err(RuntimeError::EngineOver),
+            "broken" => Err(RuntimeError::Cancelled),
             "unsure" => Ok(vec![("specialist".into(), 0.4)]),
             name => Ok(vec![(name.into(), 0.9), ("fallback".into(), 0.1)]),
         });
@@ -358,13 +361,13 @@ fn overloaded(time: Duration) -> (ScheduleCounters, usize) {
     (counters, refused)
 }
 
-fn judged(answered: thread::JoinHandle<Result<usize, RuntimeError>>) -> usize {
+fn judged(answered: thread::JoinHandle<Result<usize, EngineError>>) -> usize {
     match answered.join().unwrap() {
         Ok(tokens) => {
             assert_eq!(tokens, 40);
             0
         }
-        Err(RuntimeError::Schedule(ScheduleError::QueueFull { .. })) => 1,
+        Err(EngineError::Schedule(ScheduleError::QueueFull { .. })) => 1,
         Err(error) => panic!("{error}"),
     }
 }

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use burn::tensor::Tensor;
 use firebox::cache::PAGE_TOKENS;
-use firebox::engine::{Engine, EngineConfig, Event, Request};
+use firebox::engine::{Engine, EngineConfig, EngineError, Event, Request};
 use firebox::model::{ComponentError, FeedForward, ModelError, OwnFeedForward, StreamedConfig};
 use firebox::residency::{ShareOptions, SharedBudget};
 use firebox::store::files::{Fault, Faults};
@@ -55,11 +55,20 @@ fn alone(model: &Model, prompt: &[u32], most: usize) -> Vec<u32> {
     generation.finish().unwrap().tokens
 }
 
+/// Returns the runtime's error in one of the engine.
+#[track_caller]
+fn runtime_error(error: &EngineError) -> &RuntimeError {
+    match error {
+        EngineError::Runtime(error) => error,
+        EngineError::Together { source } => runtime_error(source),
+        other => panic!("{other:?}"),
+    }
+}
+
 /// Checks that an error reports the fault of the disk.
 #[track_caller]
 fn check_error(fault: Fault, error: &RuntimeError) {
     let store = match error {
-        RuntimeError::Together { source } => return check_error(fault, source),
         RuntimeError::Store(store) | RuntimeError::Model(ModelError::Store(store)) => store,
         other => panic!("{fault:?} is reported as {other:?}"),
     };
@@ -298,7 +307,7 @@ fn a_disk_that_fails_under_one_model_is_nothing_to_the_others() {
                     Ok(outcome) => assert_eq!(outcome.summary.tokens, *expected),
                     Err(error) => {
                         assert_eq!(at, 0, "{error}");
-                        check_error(fault, &error);
+                        check_error(fault, runtime_error(&error));
                         failed += 1;
                     }
                 }
@@ -358,8 +367,8 @@ fn a_pass_that_panics_fails_its_requests_and_nothing_else() {
             });
             calls.store(usize::MAX, Ordering::SeqCst);
             for failure in failures {
-                let RuntimeError::Together { source } = &failure.error else { panic!("{}", failure.error) };
-                let RuntimeError::Panicked { reason } = &**source else { panic!("{source}") };
+                let EngineError::Together { source } = &failure.error else { panic!("{}", failure.error) };
+                let EngineError::Panicked { reason } = &**source else { panic!("{source}") };
                 assert_eq!(reason, "the device is gone");
                 // It is as before the pass, and continues with the same logits.
                 let mut session = failure.session.expect("the session is returned");
@@ -394,7 +403,6 @@ fn given_back(budget: &Budget) {
 /// Returns which account an error about refused memory names.
 fn refused(error: &RuntimeError) -> String {
     match error {
-        RuntimeError::Together { source } => refused(source),
         RuntimeError::Memory(MemoryError::OverBudget { account, .. }) => format!("{account}"),
         RuntimeError::TooLittleShared { .. } | RuntimeError::Memory(MemoryError::TooLittleMemory { .. }) => {
             "the plan".into()

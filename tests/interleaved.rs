@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use firebox::engine::{Engine, EngineConfig, Event, Request};
+use firebox::engine::{Engine, EngineConfig, EngineError, Event, Request};
 use firebox::heads::HeadPoolConfig;
 use firebox::model::StreamedConfig;
 use firebox::residency::{ShareOptions, SharedBudget};
@@ -298,11 +298,11 @@ fn who_is_rarely_asked_is_opened_then() {
             _ => budget.open(&path, &device("cpu")?, &options()),
         })
         .unwrap();
-    assert!(matches!(engine.add_later("middle", || unreachable!()), Err(RuntimeError::ModelNamed { .. })));
+    assert!(matches!(engine.add_later("middle", || unreachable!()), Err(EngineError::ModelNamed { .. })));
     assert_eq!(shared.budget().held(Account::Weights), 0);
     let request = || Request::new("middle", prompt(2, 6)).with_config(tokens(7));
     let error = engine.generate(request()).wait().unwrap_err();
-    assert!(matches!(error, RuntimeError::NotOpened { .. }), "{error}");
+    assert!(matches!(error, EngineError::NotOpened { .. }), "{error}");
     // The next requests retry, and wait for it together.
     let asked = [request(), request()].map(|request| engine.generate(request));
     let cancelled = engine.generate(request());
@@ -317,7 +317,7 @@ fn who_is_rarely_asked_is_opened_then() {
     engine.add_later("never", || unreachable!("nobody asks for it")).unwrap();
     engine.remove("never").unwrap();
     let late = Request::new("never", vec![3]);
-    assert!(matches!(engine.generate(late).wait(), Err(RuntimeError::NoModel { .. })));
+    assert!(matches!(engine.generate(late).wait(), Err(EngineError::NoModel { .. })));
 }
 
 #[test]

@@ -7,7 +7,7 @@
 use std::path::Path;
 
 use burn::tensor::Device;
-use firebox::engine::{Engine, EngineConfig, Event, Request};
+use firebox::engine::{Engine, EngineConfig, EngineError, Event, Request};
 use firebox::{Generation, GenerationConfig, Model, RuntimeError, SamplerConfig, device};
 
 const SAID: usize = 5;
@@ -34,10 +34,10 @@ fn alone(model: &Model, prompt: &[u32], most: usize) -> Vec<u32> {
 }
 
 /// Returns whether an error reports a lost device.
-fn is_lost(error: &RuntimeError) -> bool {
+fn is_lost(error: &EngineError) -> bool {
     match error {
-        RuntimeError::Together { source } => is_lost(source),
-        other => matches!(other, RuntimeError::DeviceLost { .. }),
+        EngineError::Together { source } => is_lost(source),
+        other => matches!(other, EngineError::DeviceLost { .. }),
     }
 }
 

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::process::ExitCode;
 
+use firebox_engine::EngineError;
+use firebox_eval::EvalError;
 use firebox_model::ModelError;
 use firebox_runtime::{GrammarError, RuntimeError};
 use firebox_server::ServerError;
@@ -94,6 +96,9 @@ fn specific_code(cause: &(dyn std::error::Error + 'static)) -> Option<u8> {
     if let Some(error) = cause.downcast_ref() {
         return of_runtime(error);
     }
+    if let Some(EvalError::Runtime(error)) = cause.downcast_ref() {
+        return of_runtime(error);
+    }
     if let Some(error) = cause.downcast_ref() {
         return of_model(error);
     }
@@ -105,7 +110,7 @@ fn specific_code(cause: &(dyn std::error::Error + 'static)) -> Option<u8> {
 fn of_server(error: &ServerError) -> Option<u8> {
     match error {
         ServerError::Key => Some(USAGE),
-        ServerError::Runtime(error) => of_runtime(error),
+        ServerError::Engine(EngineError::Runtime(error)) => of_runtime(error),
         _ => None,
     }
 }
@@ -189,7 +194,8 @@ mod tests {
             value: "-1".into(),
             reason: "it has to be zero or above",
         };
-        assert_eq!(code_of(&ServerError::Runtime(wrong()).into()), USAGE);
+        assert_eq!(code_of(&ServerError::Engine(wrong().into()).into()), USAGE);
+        assert_eq!(code_of(&EvalError::Runtime(wrong()).into()), USAGE);
         assert_eq!(code_of(&ServerError::Key.into()), USAGE);
         #[cfg(feature = "train")]
         {

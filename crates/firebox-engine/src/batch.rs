@@ -4,14 +4,15 @@ use std::mem;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use firebox_cache::{CacheError, PAGE_TOKENS};
+use firebox_cache::PAGE_TOKENS;
 use firebox_memory::process::release_after_prompt;
-use firebox_model::{Decoder, ModelError, Passed};
+use firebox_model::{Decoder, Passed};
 use firebox_runtime::decode::{BatchDraft, PassCosts, draft_together};
 use firebox_runtime::session::{BatchPass, NextChunk};
-use firebox_runtime::{Finish, PrefixTree, RuntimeError, Session};
+use firebox_runtime::{Finish, PrefixTree, Session};
 
 use crate::clock::Clock;
+use crate::error::EngineError;
 use crate::event::Event;
 use crate::prefill_chunks::{PrefillBudget, Prompt, prefill_chunks};
 use crate::prefill_pacer::{PrefillPacer, Work};
@@ -286,7 +287,7 @@ impl Batch {
                 let chunk = session.next_chunk(lengths[at])?;
                 let Err(error) = session.reserve_pages(&chunk) else { return Ok(chunk) };
                 if state.pending() == 0 {
-                    return Err(error);
+                    return Err(error.into());
                 }
                 // There may be room without the draft.
                 state.cancel_draft(session);
@@ -299,10 +300,7 @@ impl Batch {
             }
             match chunk {
                 Ok(chunk) => chunks.push((at, chunk)),
-                Err(
-                    RuntimeError::Cache(CacheError::PoolExhausted { .. })
-                    | RuntimeError::Model(ModelError::Cache(CacheError::PoolExhausted { .. })),
-                ) => result.starved.push(id),
+                Err(error) if error.is_pool_exhausted() => result.starved.push(id),
                 Err(error) => failed.push((id, error)),
             }
         }
@@ -415,7 +413,7 @@ impl Batch {
             self.decoder.split().filter(|_| inputs.iter().all(|(session, _)| session.head().is_some()));
         let steps = trunk.unwrap_or(self.decoder.layers() + usize::from(has_logits));
         let decoder = self.decoder.clone();
-        match computed(&decoder, || BatchPass::begin(&decoder, &inputs, has_logits)) {
+        match computed(&decoder, || Ok(BatchPass::begin(&decoder, &inputs, has_logits)?)) {
             Ok(pass) => Some(InFlightPass { pass, entries, steps, took: Duration::ZERO }),
             Err(error) => {
                 self.fail(&entries, error, sink, result);
@@ -424,10 +422,10 @@ impl Batch {
         }
     }
 
-    fn run_layer(&mut self, in_flight: &mut InFlightPass) -> Result<(), RuntimeError> {
+    fn run_layer(&mut self, in_flight: &mut InFlightPass) -> Result<(), EngineError> {
         let decoder = self.decoder.clone();
         let mut sessions = self.sessions(&in_flight.entries);
-        computed(&decoder, || in_flight.pass.step(&decoder, &mut sessions))
+        computed(&decoder, || Ok(in_flight.pass.step(&decoder, &mut sessions)?))
     }
 
     /// Returns the sessions of entries, which are in the order of the sequences.
@@ -477,7 +475,7 @@ impl Batch {
             return self.record_pass(need, passed, took);
         }
         let decoder = self.decoder.clone();
-        let logits = match computed(&decoder, || pass.logits(&decoder, &counts)) {
+        let logits = match computed(&decoder, || Ok(pass.logits(&decoder, &counts)?)) {
             Ok(logits) => logits,
             Err(error) => return self.fail(&entries, error, sink, result),
         };
@@ -548,7 +546,7 @@ impl Batch {
     fn fail(
         &mut self,
         entries: &[BatchEntry],
-        error: RuntimeError,
+        error: EngineError,
         sink: EventSink<'_>,
         result: &mut StepResult,
     ) {
@@ -557,14 +555,14 @@ impl Batch {
             if let Some(sequence) = self.get_mut(entry.id) {
                 sequence.abandon_pass(entry.before);
             }
-            self.drop_failed(entry.id, RuntimeError::Together { source: source.clone() }, sink, result);
+            self.drop_failed(entry.id, EngineError::Together { source: source.clone() }, sink, result);
         }
     }
 
     fn drop_failed(
         &mut self,
         id: RequestId,
-        error: RuntimeError,
+        error: EngineError,
         sink: EventSink<'_>,
         result: &mut StepResult,
     ) {

@@ -6,16 +6,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use firebox_memory::thermal::Heat;
-use firebox_runtime::{
-    Model, PagePool, PrefixLimits, PrefixTree, RuntimeError, ScheduleError, Session, SessionFile,
-};
+use firebox_runtime::{Model, PagePool, PrefixLimits, PrefixTree, RuntimeError, Session, SessionFile};
 use firebox_schedule::{
-    AdmissionConfig, Choice, ModelId, NextModel, Queue, ScheduleConfig, ScheduleCounters, Scheduler,
+    AdmissionConfig, Choice, ModelId, NextModel, Queue, ScheduleConfig, ScheduleCounters, ScheduleError,
+    Scheduler,
 };
 use firebox_telemetry::{Counter, Histogram, Kind, Meters};
 
 use crate::batch::EventSink;
 use crate::clock::Clock;
+use crate::error::EngineError;
 use crate::event::{Event, Failure};
 use crate::lazy_model::{LazyModel, PendingRequest};
 use crate::loaded_model::{LoadedModel, RequestStatus};
@@ -90,7 +90,7 @@ pub enum StepOutcome {
 
 impl EngineCore {
     /// Creates an engine without models.
-    pub fn new(config: EngineConfig) -> Result<Self, RuntimeError> {
+    pub fn new(config: EngineConfig) -> Result<Self, EngineError> {
         config.schedule.check()?;
         let mut config = config;
         config.admission.most_running = config.admission.most_running.max(1);
@@ -109,13 +109,13 @@ impl EngineCore {
     }
 
     /// Adds a model. Its sequences share one pool of pages.
-    pub fn add(&mut self, name: &str, model: Model) -> Result<(), RuntimeError> {
+    pub fn add(&mut self, name: &str, model: Model) -> Result<(), EngineError> {
         let pool = model.session()?.cache().pool().clone();
         self.add_in_pool(name, model, pool)
     }
 
     /// Adds a model whose sequences take their pages from `pool`.
-    pub fn add_in_pool(&mut self, name: &str, model: Model, pool: PagePool) -> Result<(), RuntimeError> {
+    pub fn add_in_pool(&mut self, name: &str, model: Model, pool: PagePool) -> Result<(), EngineError> {
         self.is_free(name)?;
         let mut queue = Queue::new(self.config.admission.clone());
         queue.set_heat(self.scheduler.heat());
@@ -136,24 +136,24 @@ impl EngineCore {
         &mut self,
         name: &str,
         open: impl Fn() -> Result<Model, RuntimeError> + Send + Sync + 'static,
-    ) -> Result<(), RuntimeError> {
+    ) -> Result<(), EngineError> {
         self.is_free(name)?;
         self.lazy.insert(name.to_owned(), LazyModel::new(Arc::new(open)));
         Ok(())
     }
 
-    fn is_free(&self, name: &str) -> Result<(), RuntimeError> {
+    fn is_free(&self, name: &str) -> Result<(), EngineError> {
         if self.model_id(name).is_ok() || self.lazy.contains_key(name) {
-            return Err(RuntimeError::ModelNamed { name: name.into() });
+            return Err(EngineError::ModelNamed { name: name.into() });
         }
         Ok(())
     }
 
     /// Removes a model; its requests fail. Returns the model if it was open.
-    pub fn remove(&mut self, name: &str, sink: EventSink<'_>) -> Result<Option<Model>, RuntimeError> {
+    pub fn remove(&mut self, name: &str, sink: EventSink<'_>) -> Result<Option<Model>, EngineError> {
         if let Some(lazy) = self.lazy.remove(name) {
             for PendingRequest { id, request, .. } in lazy.waiting {
-                let error = RuntimeError::NoModel { name: name.into(), there: self.names() };
+                let error = EngineError::NoModel { name: name.into(), there: self.names() };
                 sink(id, Event::Failed(Box::new(Failure { error, session: request.session })));
             }
             return Ok(None);
@@ -168,7 +168,7 @@ impl EngineCore {
         loaded.batch.abandon();
         for id in requests {
             self.model_of.remove(&id);
-            loaded.fail(id, RuntimeError::NoModel { name: name.into(), there: self.names() }, sink);
+            loaded.fail(id, EngineError::NoModel { name: name.into(), there: self.names() }, sink);
         }
         loaded.retire();
         Ok(Some(loaded.model))
@@ -181,12 +181,12 @@ impl EngineCore {
 
     /// Returns an empty session for [requests](Request::in_session) of a model. It takes its pages from the model's
     /// pool.
-    pub fn session(&self, name: &str) -> Result<Session, RuntimeError> {
+    pub fn session(&self, name: &str) -> Result<Session, EngineError> {
         self.models[&self.model_id(name)?].session()
     }
 
     /// Returns a session that continues from a file. It takes its pages from the model's pool.
-    pub fn restored(&self, name: &str, saved: &SessionFile) -> Result<Session, RuntimeError> {
+    pub fn restored(&self, name: &str, saved: &SessionFile) -> Result<Session, EngineError> {
         self.models[&self.model_id(name)?].restored(saved)
     }
 
@@ -205,7 +205,7 @@ impl EngineCore {
             let priority = request.task.priority;
             // The limit is that of an open model's queue.
             if lazy.count_as_urgent(priority) >= limit.saturating_add(most_running) {
-                let error = RuntimeError::Schedule(ScheduleError::QueueFull { priority, limit });
+                let error = EngineError::Schedule(ScheduleError::QueueFull { priority, limit });
                 return Err(Box::new(Failure { error, session: request.session }));
             }
             self.submitted += 1;
@@ -247,7 +247,7 @@ impl EngineCore {
         let mut opened = Vec::new();
         for (name, lazy) in &mut self.lazy {
             for late in lazy.waiting.extract_if(.., |pending| pending.is_late(now)) {
-                let error = RuntimeError::Late { model: name.clone() };
+                let error = EngineError::Late { model: name.clone() };
                 sink(late.id, Event::Failed(Box::new(Failure { error, session: late.request.session })));
             }
             opened.extend(lazy.opened().map(|model| (name.clone(), model)));
@@ -255,11 +255,11 @@ impl EngineCore {
         for (name, model) in opened {
             let Some(mut lazy) = self.lazy.remove(&name) else { continue };
             let waiting = std::mem::take(&mut lazy.waiting);
-            let added = model.and_then(|model| self.add(&name, model));
+            let added = model.map_err(EngineError::from).and_then(|model| self.add(&name, model));
             if let Err(error) = added {
                 let source = Arc::new(error);
                 for PendingRequest { id, request, .. } in waiting {
-                    let error = RuntimeError::NotOpened { name: name.clone(), source: source.clone() };
+                    let error = EngineError::NotOpened { name: name.clone(), source: source.clone() };
                     sink(id, Event::Failed(Box::new(Failure { error, session: request.session })));
                 }
                 self.lazy.insert(name, lazy);
@@ -440,12 +440,12 @@ impl EngineCore {
         }
     }
 
-    fn model_id(&self, name: &str) -> Result<ModelId, RuntimeError> {
+    fn model_id(&self, name: &str) -> Result<ModelId, EngineError> {
         let mut loaded = self.models.iter().filter(|(_, loaded)| loaded.name == name);
         loaded
             .next()
             .map(|(id, _)| *id)
-            .ok_or_else(|| RuntimeError::NoModel { name: name.into(), there: self.names() })
+            .ok_or_else(|| EngineError::NoModel { name: name.into(), there: self.names() })
     }
 
     fn names(&self) -> Vec<String> {

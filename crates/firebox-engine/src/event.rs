@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use firebox_runtime::{Piece, RuntimeError, Session, Summary};
+use firebox_runtime::{Piece, Session, Summary};
+
+use crate::error::EngineError;
 
 /// An event of a request. The last one is [`Finished`](Self::Finished) or [`Failed`](Self::Failed).
 #[derive(Debug)]
@@ -44,13 +46,13 @@ pub struct Outcome {
 #[derive(Debug)]
 pub struct Failure {
     /// The error.
-    pub error: RuntimeError,
+    pub error: EngineError,
     /// The session as far as it got, if it still exists.
     pub session: Option<Box<Session>>,
 }
 
-impl From<RuntimeError> for Box<Failure> {
-    fn from(error: RuntimeError) -> Self {
+impl From<EngineError> for Box<Failure> {
+    fn from(error: EngineError) -> Self {
         Self::new(Failure { error, session: None })
     }
 }

@@ -12,6 +12,7 @@
 mod batch;
 mod clock;
 mod engine_core;
+mod error;
 mod event;
 mod lazy_model;
 mod loaded_model;
@@ -29,6 +30,7 @@ mod thread;
 
 pub use clock::{Clock, WallClock};
 pub use engine_core::{EngineConfig, EngineCore, StepOutcome};
+pub use error::EngineError;
 pub use event::{Event, Failure, Outcome};
 pub use loaded_model::RequestStatus;
 pub use pipeline::{Pipeline, PipelineEvent, PipelineStream, PromptEncoder, Router, Stage};

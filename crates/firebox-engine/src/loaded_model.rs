@@ -13,6 +13,7 @@ use firebox_schedule::{Change, ModelId, Queue, Readiness, Scheduler, Task, TaskI
 use firebox_telemetry::{Counter, Gauge};
 
 use crate::batch::{Batch, EventSink};
+use crate::error::EngineError;
 use crate::event::{Event, Failure};
 use crate::prefetcher::{Fetcher, Prefetcher};
 use crate::request::Request;
@@ -79,7 +80,7 @@ impl LoadedModel {
         queue: Queue,
         prefixes: PrefixTree,
         fetcher: &Arc<Fetcher>,
-    ) -> Result<Self, RuntimeError> {
+    ) -> Result<Self, EngineError> {
         let decoder = model.decoder()?;
         let pool = Arc::new(pool);
         let weak_pool = Arc::downgrade(&pool);
@@ -127,13 +128,13 @@ impl LoadedModel {
     }
 
     /// Returns an empty session with pages from the model's pool.
-    pub fn session(&self) -> Result<Session, RuntimeError> {
-        self.model.session_in(&self.pool)
+    pub fn session(&self) -> Result<Session, EngineError> {
+        Ok(self.model.session_in(&self.pool)?)
     }
 
     /// Returns a session that continues from a file, with pages from the model's pool.
-    pub fn restored(&self, saved: &SessionFile) -> Result<Session, RuntimeError> {
-        self.model.restored_in(saved, &self.pool)
+    pub fn restored(&self, saved: &SessionFile) -> Result<Session, EngineError> {
+        Ok(self.model.restored_in(saved, &self.pool)?)
     }
 
     /// Returns the requests that are queued or running.
@@ -197,12 +198,12 @@ impl LoadedModel {
         &self,
         RequestParts { session, prompt, .. }: &RequestParts,
         context: Option<usize>,
-    ) -> Result<(), RuntimeError> {
+    ) -> Result<(), EngineError> {
         if !Arc::ptr_eq(session.decoder(), &self.model.decoder()?) {
-            return Err(RuntimeError::ForeignSession { model: self.name.clone() });
+            return Err(EngineError::ForeignSession { model: self.name.clone() });
         }
         session.check_tokens(prompt)?;
-        session.check_prompt_fits(prompt.len(), context)
+        Ok(session.check_prompt_fits(prompt.len(), context)?)
     }
 
     /// Adds a prepared request to the queue, as one that came at `since`.
@@ -386,13 +387,13 @@ impl LoadedModel {
         let waiting = self.waiting.values().map(|(sequence, _)| sequence).filter(|one| one.is_late(now));
         let late: Vec<RequestId> = running.chain(waiting).map(|sequence| sequence.id).collect();
         for &id in &late {
-            self.fail(id, RuntimeError::Late { model: self.name.clone() }, sink);
+            self.fail(id, EngineError::Late { model: self.name.clone() }, sink);
         }
         late
     }
 
     /// Fails a request that is in no pass.
-    pub fn fail(&mut self, id: RequestId, error: RuntimeError, sink: EventSink<'_>) {
+    pub fn fail(&mut self, id: RequestId, error: EngineError, sink: EventSink<'_>) {
         let setup = self.setups.iter().position(|setup| setup.id == id);
         if let Some(at) = setup {
             return sink(id, Event::Failed(self.setups.remove(at).parts.refused(error)));
@@ -515,7 +516,7 @@ impl LoadedModel {
         }
         let pages = self.pool.pages();
         for &id in &starved {
-            self.fail(id, CacheError::PoolExhausted { pages }.into(), sink);
+            self.fail(id, RuntimeError::from(CacheError::PoolExhausted { pages }).into(), sink);
         }
         starved
     }

@@ -11,6 +11,7 @@ use firebox_runtime::{GenerationConfig, RuntimeError};
 use firebox_schedule::Priority;
 use futures_core::Stream;
 
+use crate::error::EngineError;
 use crate::event::Event;
 use crate::request::Request;
 use crate::thread::{Engine, ResponseStream};
@@ -107,9 +108,9 @@ impl fmt::Debug for Stage {
 /// A router that chooses one of several stages for each question, and a fallback for when that stage fails.
 ///
 /// ```no_run
-/// # fn main() -> Result<(), firebox_runtime::RuntimeError> {
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// use std::time::Duration;
-/// use firebox_engine::{Engine, EngineConfig, PipelineEvent, Pipeline, Stage};
+/// use firebox_engine::{Engine, EngineConfig, Pipeline, PipelineEvent, Stage};
 /// use firebox_runtime::{Model, device};
 ///
 /// let engine = Engine::start(EngineConfig::default())?;
@@ -167,7 +168,7 @@ pub enum PipelineEvent {
         /// The stage that answers instead.
         by: String,
         /// Why the stage failed.
-        why: RuntimeError,
+        why: EngineError,
     },
     /// An event of the current stage.
     Answer(Event),
@@ -196,7 +197,7 @@ impl Pipeline {
             Ok((stage, confidence)) => (stage, confidence, None),
             Err(why) => {
                 let by = self.fallback.name.clone();
-                (None, 0.0, Some(PipelineEvent::Replaced { stage: ROUTER.into(), by, why }))
+                (None, 0.0, Some(PipelineEvent::Replaced { stage: ROUTER.into(), by, why: why.into() }))
             }
         };
         let is_fallback = stage.is_none();
@@ -249,12 +250,12 @@ impl PipelineStream {
     fn begin(&mut self) {
         match self.stage.request(&self.text) {
             Ok(request) => self.response = Some(self.pipeline.engine.generate(request)),
-            Err(why) => self.fall_back(why),
+            Err(why) => self.fall_back(why.into()),
         }
     }
 
     /// Lets the fallback answer, unless it is what failed.
-    fn fall_back(&mut self, why: RuntimeError) {
+    fn fall_back(&mut self, why: EngineError) {
         self.response = None;
         let fallback = &self.pipeline.fallback;
         if self.is_fallback {

@@ -14,6 +14,7 @@ use firebox_schedule::{Task, Ticket};
 use firebox_telemetry::Meters;
 use firebox_text::Tokenizer;
 
+use crate::error::EngineError;
 use crate::event::Failure;
 use crate::sequence::RequestId;
 use crate::shield::shielded;
@@ -67,12 +68,12 @@ pub(crate) struct RequestSetup {
     /// When it fails unless its first token is out.
     pub fail_at: Option<Duration>,
     pub cancelled: bool,
-    prepared: Receiver<Result<Prepared, RuntimeError>>,
+    prepared: Receiver<Result<Prepared, EngineError>>,
 }
 
 impl RequestParts {
     /// Applies the result of the setup, or refuses the request and restores the session's head.
-    pub fn with(self, prepared: Result<Prepared, RuntimeError>) -> Result<Ready, Box<Failure>> {
+    pub fn with(self, prepared: Result<Prepared, EngineError>) -> Result<Ready, Box<Failure>> {
         let Self { mut session, prompt, speculation } = self;
         let selection = session.head_selection();
         let device = session.decoder().device().clone();
@@ -95,7 +96,7 @@ impl RequestParts {
     }
 
     /// Fails the request and returns its session.
-    pub fn refused(self, error: RuntimeError) -> Box<Failure> {
+    pub fn refused(self, error: EngineError) -> Box<Failure> {
         Box::new(Failure { error, session: Some(self.session) })
     }
 }
@@ -123,7 +124,7 @@ impl SetupTask {
     }
 
     /// Prepares the request, however long that takes.
-    pub fn run(self) -> Result<Prepared, RuntimeError> {
+    pub fn run(self) -> Result<Prepared, EngineError> {
         let Self { pool, meters, device, head, config, tokenizer } = self;
         shielded(&device, || {
             let fetched = head.map(|name| fetch(&name, pool.as_ref(), &meters)).transpose()?;
@@ -132,7 +133,7 @@ impl SetupTask {
     }
 
     /// Runs on a thread of its own, or on the calling one if none can be spawned.
-    pub fn begin(self) -> Receiver<Result<Prepared, RuntimeError>> {
+    pub fn begin(self) -> Receiver<Result<Prepared, EngineError>> {
         let (done, prepared) = channel();
         let ((sender, receiver), done_here) = (channel(), done.clone());
         let on_thread = move || {
@@ -150,10 +151,10 @@ impl SetupTask {
 }
 
 /// Fetches a head. A fallback is an error, because the request named the head.
-fn fetch(name: &str, pool: Option<&HeadPool>, meters: &Meters) -> Result<FetchedHead, RuntimeError> {
+fn fetch(name: &str, pool: Option<&HeadPool>, meters: &Meters) -> Result<FetchedHead, EngineError> {
     let fetched = FetchedHead::fetch(name, pool, meters);
     match fetched.switch.fallback_reason {
-        Some(source) => Err(RuntimeError::HeadUnavailable { name: name.into(), source }),
+        Some(source) => Err(EngineError::HeadUnavailable { name: name.into(), source }),
         None => Ok(fetched),
     }
 }
@@ -172,16 +173,16 @@ impl RequestSetup {
     }
 
     /// Returns the result once there is one or the deadline has passed. `model` is named in the error.
-    pub fn outcome(&self, model: &str, now: Duration) -> Option<Result<Prepared, RuntimeError>> {
+    pub fn outcome(&self, model: &str, now: Duration) -> Option<Result<Prepared, EngineError>> {
         if self.fail_at.is_some_and(|fail_at| now >= fail_at) {
-            return Some(Err(RuntimeError::Late { model: model.into() }));
+            return Some(Err(EngineError::Late { model: model.into() }));
         }
         match self.prepared.try_recv() {
             Ok(prepared) => Some(prepared),
             Err(TryRecvError::Empty) => None,
             Err(TryRecvError::Disconnected) => {
                 let reason = "the thread that prepares a request is gone".into();
-                Some(Err(RuntimeError::Threads { reason }))
+                Some(Err(RuntimeError::Threads { reason }.into()))
             }
         }
     }

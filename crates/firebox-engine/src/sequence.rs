@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use firebox_runtime::decode::{Advance, DecodeState, OutputState, Timing};
-use firebox_runtime::{Finish, PrefixHit, PrefixTree, RuntimeError, Session, Speculation};
+use firebox_runtime::{Finish, PrefixHit, PrefixTree, Session, Speculation};
 use firebox_schedule::Priority;
 
+use crate::error::EngineError;
 use crate::event::{Event, Failure, Outcome};
 use crate::shield::shielded;
 
@@ -146,7 +147,7 @@ impl Sequence {
         logits: Vec<f32>,
         now: Duration,
         events: &mut dyn FnMut(Event),
-    ) -> Result<bool, RuntimeError> {
+    ) -> Result<bool, EngineError> {
         self.state.receive_logits(&self.session, logits);
         let ended = loop {
             match self.state.advance(&mut self.session, self.speculation.as_mut(), || now) {
@@ -156,7 +157,7 @@ impl Sequence {
                     break Ok(true);
                 }
                 Ok(Advance::NeedsPass) => break Ok(false),
-                Err(error) => break Err(error),
+                Err(error) => break Err(error.into()),
             }
         };
         // Draft tokens are in the session only during a pass.
@@ -176,7 +177,7 @@ impl Sequence {
     }
 
     /// Fails the request and returns its session.
-    pub fn failed(mut self, error: RuntimeError) -> Event {
+    pub fn failed(mut self, error: EngineError) -> Event {
         self.state.timing().ended(None);
         Event::Failed(Box::new(Failure { error, session: Some(Box::new(self.session)) }))
     }

@@ -8,11 +8,13 @@ use firebox_model::Decoder;
 use firebox_runtime::{RuntimeError, read_floats};
 use firebox_text::panic_message;
 
+use crate::error::EngineError;
+
 /// Computes on the thread pool if the device is a CPU.
 pub(crate) fn computed<R: Send>(
     decoder: &Decoder,
-    work: impl FnOnce() -> Result<R, RuntimeError> + Send,
-) -> Result<R, RuntimeError> {
+    work: impl FnOnce() -> Result<R, EngineError> + Send,
+) -> Result<R, EngineError> {
     let device = decoder.device();
     on_pool(device, || shielded(device, work))
 }
@@ -21,14 +23,14 @@ pub(crate) fn computed<R: Send>(
 /// that only the requests involved fail.
 pub(crate) fn shielded<R>(
     device: &Device,
-    work: impl FnOnce() -> Result<R, RuntimeError>,
-) -> Result<R, RuntimeError> {
+    work: impl FnOnce() -> Result<R, EngineError>,
+) -> Result<R, EngineError> {
     // Unwind safety: intermediate results are dropped, and sessions are rolled back.
     let done = catch_unwind(AssertUnwindSafe(work))
-        .unwrap_or_else(|panic| Err(RuntimeError::Panicked { reason: panic_message(&*panic).to_owned() }));
+        .unwrap_or_else(|panic| Err(EngineError::Panicked { reason: panic_message(&*panic).to_owned() }));
     match done {
         // An operation on a lost device fails with an error that says little about the cause.
-        Err(error @ (RuntimeError::Panicked { .. } | RuntimeError::Readback { .. })) => {
+        Err(error @ (EngineError::Panicked { .. } | EngineError::Runtime(RuntimeError::Readback { .. }))) => {
             Err(lost(device).unwrap_or(error))
         }
         done => done,
@@ -36,7 +38,7 @@ pub(crate) fn shielded<R>(
 }
 
 /// Returns why a device is lost, if it is: it does not return the result of a small addition.
-fn lost(device: &Device) -> Option<RuntimeError> {
+fn lost(device: &Device) -> Option<EngineError> {
     let counted = || read_floats(Tensor::<1>::zeros([1], device).add_scalar(1.0));
     let reason = match catch_unwind(AssertUnwindSafe(counted)) {
         Ok(Ok(number)) if number == [1.0] => return None,
@@ -44,5 +46,5 @@ fn lost(device: &Device) -> Option<RuntimeError> {
         Ok(Err(error)) => error.to_string(),
         Err(panic) => panic_message(&*panic).to_owned(),
     };
-    Some(RuntimeError::DeviceLost { reason })
+    Some(EngineError::DeviceLost { reason })
 }

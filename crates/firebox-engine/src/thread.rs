@@ -18,6 +18,7 @@ use futures_core::Stream;
 
 use crate::clock::{Clock, WallClock};
 use crate::engine_core::{EngineConfig, EngineCore, StepOutcome};
+use crate::error::EngineError;
 use crate::event::{Event, Outcome};
 use crate::request::Request;
 use crate::sequence::RequestId;
@@ -39,7 +40,7 @@ const COMMANDS: usize = 16;
 /// last of them. Each [`ResponseStream`] holds a clone.
 ///
 /// ```no_run
-/// # fn main() -> Result<(), firebox_runtime::RuntimeError> {
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// use firebox_engine::{Engine, Event, EngineConfig, Request};
 /// use firebox_runtime::{Model, device};
 ///
@@ -71,7 +72,7 @@ impl fmt::Debug for Handle {
 enum Command {
     Submit { request: Box<Request>, ticket: u64, events: async_channel::Sender<Event> },
     Cancel { ticket: u64 },
-    Remove { name: String, done: Sender<Result<(), RuntimeError>> },
+    Remove { name: String, done: Sender<Result<(), EngineError>> },
     WithCore(Box<dyn FnOnce(&mut EngineCore) + Send>),
     Thermometer(Box<Thermometer>),
     End,
@@ -79,7 +80,7 @@ enum Command {
 
 impl Engine {
     /// Starts an engine without models.
-    pub fn start(config: EngineConfig) -> Result<Self, RuntimeError> {
+    pub fn start(config: EngineConfig) -> Result<Self, EngineError> {
         let (commands, received) = channel();
         let core = EngineCore::new(config)?;
         let run = move || EngineThread::new(core, received).run();
@@ -89,7 +90,7 @@ impl Engine {
     }
 
     /// Adds a model.
-    pub fn add(&self, name: &str, model: Model) -> Result<(), RuntimeError> {
+    pub fn add(&self, name: &str, model: Model) -> Result<(), EngineError> {
         let name = name.to_owned();
         self.with_core(move |core| core.add(&name, model))?
     }
@@ -99,20 +100,20 @@ impl Engine {
         &self,
         name: &str,
         open: impl Fn() -> Result<Model, RuntimeError> + Send + Sync + 'static,
-    ) -> Result<(), RuntimeError> {
+    ) -> Result<(), EngineError> {
         let name = name.to_owned();
         self.with_core(move |core| core.add_later(&name, open))?
     }
 
     /// Removes a model. Its requests fail.
-    pub fn remove(&self, name: &str) -> Result<(), RuntimeError> {
+    pub fn remove(&self, name: &str) -> Result<(), EngineError> {
         let (done, removed) = channel();
         self.send(Command::Remove { name: name.to_owned(), done })?;
-        removed.recv().map_err(|_| RuntimeError::EngineOver)?
+        removed.recv().map_err(|_| EngineError::EngineOver)?
     }
 
     /// Replaces the system's thermometer. The hotter, the fewer requests run together and the shorter the quanta.
-    pub fn set_thermometer(&self, thermometer: Thermometer) -> Result<(), RuntimeError> {
+    pub fn set_thermometer(&self, thermometer: Thermometer) -> Result<(), EngineError> {
         self.send(Command::Thermometer(Box::new(thermometer)))
     }
 
@@ -121,14 +122,14 @@ impl Engine {
     pub fn with_core<R: Send + 'static>(
         &self,
         act: impl FnOnce(&mut EngineCore) -> R + Send + 'static,
-    ) -> Result<R, RuntimeError> {
+    ) -> Result<R, EngineError> {
         let (done, result) = channel();
         self.send(Command::WithCore(Box::new(move |core| {
             // Unwind safety: models are added and removed as a whole.
             drop(done.send(catch_unwind(AssertUnwindSafe(|| act(core)))));
         })))?;
-        let acted = result.recv().map_err(|_| RuntimeError::EngineOver)?;
-        acted.map_err(|panic| RuntimeError::Panicked { reason: panic_message(&*panic).to_owned() })
+        let acted = result.recv().map_err(|_| EngineError::EngineOver)?;
+        acted.map_err(|panic| EngineError::Panicked { reason: panic_message(&*panic).to_owned() })
     }
 
     /// Submits a request. If it is invalid, the first event is also the last and says why.
@@ -146,9 +147,9 @@ impl Engine {
         }
     }
 
-    fn send(&self, command: Command) -> Result<(), RuntimeError> {
+    fn send(&self, command: Command) -> Result<(), EngineError> {
         let sent = self.0.thread.is_some().then(|| self.0.commands.send(command).ok()).flatten();
-        sent.ok_or(RuntimeError::EngineOver)
+        sent.ok_or(EngineError::EngineOver)
     }
 }
 
@@ -178,7 +179,7 @@ pub struct ResponseStream {
 
 impl ResponseStream {
     /// Waits for the end and returns the result.
-    pub fn wait(self) -> Result<Outcome, RuntimeError> {
+    pub fn wait(self) -> Result<Outcome, EngineError> {
         for event in self {
             match event {
                 Event::Finished(outcome) => return Ok(*outcome),
@@ -186,7 +187,7 @@ impl ResponseStream {
                 Event::Waiting { .. } | Event::Piece(_) => {}
             }
         }
-        Err(RuntimeError::EngineOver)
+        Err(EngineError::EngineOver)
     }
 
     /// Cancels the request. Its last events still follow.
@@ -204,7 +205,7 @@ impl ResponseStream {
             None => {
                 // The engine has ended, and the request with it.
                 self.is_closed = true;
-                let over = || Event::Failed(RuntimeError::EngineOver.into());
+                let over = || Event::Failed(EngineError::EngineOver.into());
                 (!std::mem::replace(&mut self.has_ended, true)).then(over)
             }
         }
@@ -360,7 +361,7 @@ impl EngineThread {
                     .iter()
                     .filter(|(id, subscription)| !subscription.ended && !self.core.knows(**id));
                 let gone: Vec<RequestId> = gone.map(|(id, _)| *id).collect();
-                let failure = |id| (id, Event::Failed(RuntimeError::EngineOver.into()));
+                let failure = |id| (id, Event::Failed(EngineError::EngineOver.into()));
                 self.dispatch(gone.into_iter().map(failure).collect());
             }
             Command::Thermometer(thermometer) => {

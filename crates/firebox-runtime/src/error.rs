@@ -1,7 +1,6 @@
 //! The errors of the runtime.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
 use firebox_cache::CacheError;
@@ -10,7 +9,6 @@ use firebox_store::StoreError;
 use firebox_text::TextError;
 
 use firebox_memory::MemoryError;
-use firebox_schedule::ScheduleError;
 
 use crate::GrammarError;
 
@@ -29,9 +27,6 @@ pub enum RuntimeError {
     /// Memory could not be charged, or a plan not be made.
     #[error(transparent)]
     Memory(MemoryError),
-    /// A request was refused by its queue, or a schedule could not be set up.
-    #[error(transparent)]
-    Schedule(ScheduleError),
     /// No model was named, and there is no pocket model.
     #[error(
         "no model was named, and the pocket model is neither in the sources of this program nor at {}; name a model",
@@ -40,20 +35,6 @@ pub enum RuntimeError {
     NoPocketModel {
         /// Its path beside the program.
         beside: PathBuf,
-    },
-    /// A pass over several sequences failed.
-    #[error("a pass of several sequences failed: {source}")]
-    Together {
-        /// Why.
-        source: Arc<Self>,
-    },
-    /// A requested head cannot be used.
-    #[error("head {name:?} cannot be used: {source}")]
-    HeadUnavailable {
-        /// The head.
-        name: String,
-        /// Why.
-        source: Arc<Self>,
     },
     /// There is no such branch in the tree.
     #[error("branch {branch} is not in the tree, or not any more")]
@@ -95,24 +76,6 @@ pub enum RuntimeError {
         /// What it reports.
         reason: String,
     },
-    /// The device was reset or removed, or its driver gave up.
-    #[error(
-        "the device is lost: {reason}; what was asked is not answered, and models on other devices go on: open the model anew, \
-         on another device if this one stays away"
-    )]
-    DeviceLost {
-        /// What it reports.
-        reason: String,
-    },
-    /// The device or a component panicked while it computed.
-    #[error(
-        "computing panicked: {reason}; what was asked is not answered, and other models go on: ask again, and open the model \
-         anew if it goes on"
-    )]
-    Panicked {
-        /// What the panic says.
-        reason: String,
-    },
     /// A file was written by another model, or with other settings.
     #[error(
         "{}: {field} is {found:?} there and {expected:?} here; use it with what it was saved by, or remove it",
@@ -138,45 +101,6 @@ pub enum RuntimeError {
         /// How long it may become.
         context: usize,
     },
-    /// There is no such model.
-    #[error("no model {name:?} is there; there are: {}", if there.is_empty() { "none".into() } else { there.join(", ") })]
-    NoModel {
-        /// What was asked for.
-        name: String,
-        /// What there is.
-        there: Vec<String>,
-    },
-    /// A model that is opened on demand could not be opened.
-    #[error("model {name:?} could not be opened: {source}")]
-    NotOpened {
-        /// Which.
-        name: String,
-        /// Why.
-        source: Arc<Self>,
-    },
-    /// Another model has the name.
-    #[error("a model {name:?} is there already; give this one another name")]
-    ModelNamed {
-        /// The name.
-        name: String,
-    },
-    /// A session was to continue with another model than its own.
-    #[error(
-        "the session was begun with another model than {model:?}; begin a new one, and feed it the same tokens"
-    )]
-    ForeignSession {
-        /// The model that was asked for.
-        model: String,
-    },
-    /// The first token did not arrive in time.
-    #[error("{model} did not answer in time; give it longer, or let another model answer")]
-    Late {
-        /// The model.
-        model: String,
-    },
-    /// The engine has ended, and with it all requests.
-    #[error("the engine has ended")]
-    EngineOver,
     /// The cores cannot be divided like that.
     #[error(
         "{wanted} of {cores} cores for small models; give them at least one, and leave one for large models"
@@ -276,17 +200,6 @@ impl From<MemoryError> for RuntimeError {
         match error {
             MemoryError::Setting { setting, value, reason } => Self::Setting { setting, value, reason },
             other => Self::Memory(other),
-        }
-    }
-}
-
-impl From<ScheduleError> for RuntimeError {
-    fn from(error: ScheduleError) -> Self {
-        match error {
-            ScheduleError::Memory(error) => error.into(),
-            ScheduleError::Store(error) => error.into(),
-            ScheduleError::Setting { setting, value, reason } => Self::Setting { setting, value, reason },
-            other => Self::Schedule(other),
         }
     }
 }

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use firebox_engine::Engine;
+use firebox_engine::{Engine, EngineError};
+use firebox_runtime::Model;
 use firebox_runtime::residency::Residency;
 use firebox_runtime::schedule::Priority;
 use firebox_runtime::telemetry::Telemetry;
-use firebox_runtime::{Model, RuntimeError};
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 
@@ -53,7 +53,7 @@ impl Catalog {
         let mut entries: Vec<Arc<CatalogEntry>> = Vec::new();
         for ModelSpec { name, source, priority } in models {
             if entries.iter().any(|other| other.name == name) {
-                return Err(RuntimeError::ModelNamed { name }.into());
+                return Err(EngineError::ModelNamed { name }.into());
             }
             let (opener, served) = match source {
                 ModelSource::Open(model) => {
@@ -169,9 +169,10 @@ impl CatalogEntry {
         let Some(opener) = &self.opener else { return Err(ApiError::stopping()) };
         let served = opener
             .open()
+            .map_err(EngineError::from)
             .and_then(|model| ServedModel::new(&self.name, model, self.priority, engine, telemetry));
         served.map(Arc::new).map_err(|error| {
-            RuntimeError::NotOpened { name: self.name.clone(), source: Arc::new(error) }.into()
+            EngineError::NotOpened { name: self.name.clone(), source: Arc::new(error) }.into()
         })
     }
 

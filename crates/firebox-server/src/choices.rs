@@ -4,7 +4,7 @@ use std::future::poll_fn;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use firebox_engine::{Event, ResponseStream};
+use firebox_engine::{EngineError, Event, ResponseStream};
 use firebox_model::ModelError;
 use firebox_runtime::{CacheError, GenerationConfig, PAGE_TOKENS, RuntimeError};
 use futures_core::Stream as _;
@@ -146,7 +146,7 @@ impl Choices {
     }
 
     /// Converts the error of a choice to a response.
-    pub fn error_of(&self, index: usize, error: RuntimeError) -> ApiError {
+    pub fn error_of(&self, index: usize, error: EngineError) -> ApiError {
         pool_error(error, self.choices[index].prompt, self.planned)
     }
 
@@ -158,12 +158,12 @@ impl Choices {
 
 /// Tells a temporary lack of pages from a permanent one. A prompt that exceeds all pages, those planned and
 /// those that eviction freed, will never fit; any other may be retried.
-fn pool_error(error: RuntimeError, prompt: usize, planned: usize) -> ApiError {
+fn pool_error(error: EngineError, prompt: usize, planned: usize) -> ApiError {
     let room = match &error {
-        RuntimeError::Cache(CacheError::PoolExhausted { pages })
-        | RuntimeError::Model(ModelError::Cache(CacheError::PoolExhausted { pages })) => {
-            planned.max(pages.saturating_mul(PAGE_TOKENS))
-        }
+        EngineError::Runtime(
+            RuntimeError::Cache(CacheError::PoolExhausted { pages })
+            | RuntimeError::Model(ModelError::Cache(CacheError::PoolExhausted { pages })),
+        ) => planned.max(pages.saturating_mul(PAGE_TOKENS)),
         _ => return error.into(),
     };
     if prompt < room { error.into() } else { ApiError::prompt_too_long(prompt + 1, room) }
@@ -189,11 +189,11 @@ mod tests {
             (1 << 20, 10, usize::MAX, StatusCode::SERVICE_UNAVAILABLE),
         ] {
             for error in [full(pages), within(pages)] {
-                let told = pool_error(error, prompt, planned);
+                let told = pool_error(error.into(), prompt, planned);
                 assert_eq!(told.status, status, "{prompt} tokens, {pages} pages, {planned} planned");
             }
         }
-        let told = pool_error(full(3), 500, 0).value();
+        let told = pool_error(full(3).into(), 500, 0).value();
         let long = ApiError::from(RuntimeError::ContextFull { tokens: 500, context: 384 }).value();
         for field in ["code", "type", "param"] {
             assert_eq!(told["error"][field], long["error"][field], "{field}");
@@ -203,7 +203,7 @@ mod tests {
             message.contains("501 tokens") && message.contains("384") && message.contains("--memory"),
             "{message}"
         );
-        let other = pool_error(RuntimeError::EngineOver, 1 << 20, 0);
+        let other = pool_error(EngineError::EngineOver, 1 << 20, 0);
         assert_eq!(other, ApiError::stopping());
     }
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use firebox_engine::EngineError;
 use firebox_model::ModelError;
 use firebox_runtime::{CacheError, GrammarError, MemoryError, RuntimeError, ScheduleError};
 use firebox_text::TextError;
@@ -66,7 +67,7 @@ pub enum ServerError {
     },
     /// A model cannot be served.
     #[error(transparent)]
-    Runtime(#[from] RuntimeError),
+    Engine(#[from] EngineError),
 }
 
 /// An error in the format of OpenAI's API.
@@ -229,18 +230,35 @@ impl IntoResponse for ApiError {
     }
 }
 
+impl From<&EngineError> for ApiError {
+    fn from(error: &EngineError) -> Self {
+        let message = error.to_string();
+        match error {
+            EngineError::Runtime(error) => Self::from(error),
+            EngineError::Together { source } => Self::from(&**source),
+            EngineError::NotOpened { source, .. } => Self { message, ..Self::from(&**source) },
+            EngineError::HeadUnavailable { source, .. } => Self { message, ..Self::from(&**source) },
+            EngineError::Schedule(ScheduleError::QueueFull { .. }) => {
+                let full = Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message);
+                Self { code: Some("queue_full"), ..full }
+            }
+            EngineError::EngineOver => Self::stopping(),
+            EngineError::Late { .. } => Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", message),
+            _ => Self::internal(message),
+        }
+    }
+}
+
+impl From<EngineError> for ApiError {
+    fn from(error: EngineError) -> Self {
+        Self::from(&error)
+    }
+}
+
 impl From<&RuntimeError> for ApiError {
     fn from(error: &RuntimeError) -> Self {
         let message = error.to_string();
         match error {
-            RuntimeError::Together { source } => Self::from(&**source),
-            RuntimeError::NotOpened { source, .. } | RuntimeError::HeadUnavailable { source, .. } => {
-                Self { message, ..Self::from(&**source) }
-            }
-            RuntimeError::Schedule(ScheduleError::QueueFull { .. }) => {
-                let full = Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message);
-                Self { code: Some("queue_full"), ..full }
-            }
             RuntimeError::ContextFull { .. } | RuntimeError::Model(ModelError::TooLong { .. }) => {
                 Self { code: Some("context_length_exceeded"), ..Self::invalid(message) }
             }
@@ -260,9 +278,7 @@ impl From<&RuntimeError> for ApiError {
             | RuntimeError::NoTokenizer { .. }
             | RuntimeError::NoHead { .. }
             | RuntimeError::Kind { .. } => Self::invalid(message),
-            RuntimeError::EngineOver => Self::stopping(),
-            RuntimeError::Late { .. }
-            | RuntimeError::HeadTimeout { .. }
+            RuntimeError::HeadTimeout { .. }
             | RuntimeError::Memory(MemoryError::OverBudget { .. } | MemoryError::TooLittleMemory { .. })
             | RuntimeError::TooLittleShared { .. }
             | RuntimeError::Cache(CacheError::PoolExhausted { .. })
@@ -308,8 +324,8 @@ mod tests {
 
     use super::*;
 
-    fn not_worn(source: RuntimeError) -> RuntimeError {
-        RuntimeError::HeadUnavailable { name: "code".into(), source: Arc::new(source) }
+    fn unavailable(source: RuntimeError) -> EngineError {
+        EngineError::HeadUnavailable { name: "code".into(), source: Arc::new(source) }
     }
 
     #[test]
@@ -317,11 +333,11 @@ mod tests {
         let late = || RuntimeError::HeadTimeout { name: "code".into(), waited: Duration::from_secs(1) };
         let full = || CacheError::PoolExhausted { pages: 1 };
         let passing = [
-            late(),
-            not_worn(late()),
-            full().into(),
-            ModelError::Cache(full()).into(),
-            not_worn(full().into()),
+            late().into(),
+            unavailable(late()),
+            RuntimeError::from(full()).into(),
+            RuntimeError::from(ModelError::Cache(full())).into(),
+            unavailable(full().into()),
         ];
         for error in passing {
             let told = ApiError::from(&error);
@@ -332,9 +348,9 @@ mod tests {
 
     #[test]
     fn an_unavailable_head_is_reported_for_its_field() {
-        let missing = not_worn(RuntimeError::NoHead { name: "code".into() });
+        let missing = unavailable(RuntimeError::NoHead { name: "code".into() });
         assert_eq!(ApiError::from(&missing).status, StatusCode::BAD_REQUEST);
-        for error in [missing, not_worn(RuntimeError::Cancelled)] {
+        for error in [missing, unavailable(RuntimeError::Cancelled)] {
             let told = ApiError::from(&error).with_head_field();
             assert_eq!((told.status, told.param.as_deref()), (StatusCode::BAD_REQUEST, Some("head")));
             assert!(told.message.contains(&error.to_string()), "{}", told.message);

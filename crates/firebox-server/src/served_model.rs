@@ -3,10 +3,10 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use firebox_engine::{Engine, Request};
+use firebox_engine::{Engine, EngineError, Request};
 use firebox_runtime::schedule::Priority;
 use firebox_runtime::telemetry::Telemetry;
-use firebox_runtime::{Model, RuntimeError, Script};
+use firebox_runtime::{Model, Script};
 use firebox_store::SegmentId;
 use firebox_text::{CallSyntax, Message, TemplateOptions, Tokenizer};
 use tokio::sync::Semaphore;
@@ -43,7 +43,7 @@ impl ServedModel {
         priority: Priority,
         engine: &Engine,
         telemetry: &Telemetry,
-    ) -> Result<Self, RuntimeError> {
+    ) -> Result<Self, EngineError> {
         let script = Script::new(&model)?;
         let model = model.with_telemetry(telemetry, name);
         let segments = model.checkpoint().segments();

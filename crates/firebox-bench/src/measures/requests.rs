@@ -4,9 +4,11 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use firebox_engine::{Clock, EngineConfig, EngineCore, Event, Request, RequestId, StepOutcome, WallClock};
+use firebox_engine::{
+    Clock, EngineConfig, EngineCore, EngineError, Event, Request, RequestId, StepOutcome, WallClock,
+};
 use firebox_runtime::schedule::{Priority, ScheduleConfig};
-use firebox_runtime::{GenerationConfig, Model, RuntimeError, device};
+use firebox_runtime::{GenerationConfig, Model, device};
 
 use crate::energy::Energy;
 use crate::figure::{Declared, Figures, compared, times};
@@ -64,7 +66,7 @@ pub fn submit(host: &mut EngineCore, request: Request, clock: &WallClock) -> any
 pub struct Heard {
     pub tokens: HashMap<RequestId, Vec<Duration>>,
     last: Option<Duration>,
-    failure: Option<RuntimeError>,
+    failure: Option<EngineError>,
 }
 
 impl Heard {

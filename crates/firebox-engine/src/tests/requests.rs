@@ -7,13 +7,14 @@ use std::time::{Duration, Instant};
 
 use firebox_memory::thermal::Heat;
 use firebox_runtime::residency::{ShareOptions, SharedBudget};
-use firebox_runtime::{Finish, RuntimeError, device};
+use firebox_runtime::{Finish, device};
 use firebox_schedule::{AdmissionConfig, Priority, ScheduleError};
 use firebox_telemetry::Telemetry;
 
 use super::{SimulatedClock, answer_of, models, one_model};
 use crate::clock::Clock;
 use crate::engine_core::{EngineConfig, EngineCore, StepOutcome};
+use crate::error::EngineError;
 use crate::event::Event;
 use crate::sequence::RequestId;
 
@@ -107,7 +108,7 @@ fn the_queue_of_an_opening_model_is_limited() {
     }
     let refused = core.submit(answer_of(2), clock.now()).unwrap_err();
     assert!(
-        matches!(refused.error, RuntimeError::Schedule(ScheduleError::QueueFull { limit: 2, .. })),
+        matches!(refused.error, EngineError::Schedule(ScheduleError::QueueFull { limit: 2, .. })),
         "{}",
         refused.error
     );
@@ -165,7 +166,7 @@ fn a_late_request_fails_and_returns_its_session() {
     let (mut late, mut finished) = (Vec::new(), Vec::new());
     let mut sink = |id: RequestId, event: Event| match event {
         Event::Failed(failure) => {
-            assert!(matches!(failure.error, RuntimeError::Late { .. }), "{}", failure.error);
+            assert!(matches!(failure.error, EngineError::Late { .. }), "{}", failure.error);
             assert!(failure.session.is_some());
             late.push(id);
         }

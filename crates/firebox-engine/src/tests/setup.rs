@@ -14,6 +14,7 @@ use firebox_testing::heads::TestHeads;
 use super::{SimulatedClock, answer_of, one_model};
 use crate::clock::Clock;
 use crate::engine_core::{EngineConfig, EngineCore, StepOutcome};
+use crate::error::EngineError;
 use crate::event::{Event, Failure};
 use crate::request::Request;
 use crate::sequence::RequestId;
@@ -84,8 +85,8 @@ fn other_requests_run_during_a_setup() {
     let place = |id: RequestId| ended.iter().position(|other| *other == id).unwrap();
     assert_eq!(ended.len(), 5);
     assert!(place(other) < place(slow) && place(late) < place(slow) && place(wrong) < place(slow));
-    assert!(matches!(failed[&slow], RuntimeError::HeadUnavailable { .. }), "{:?}", failed[&slow]);
-    assert!(matches!(failed[&late], RuntimeError::Late { .. }));
+    assert!(matches!(failed[&slow], EngineError::HeadUnavailable { .. }), "{:?}", failed[&slow]);
+    assert!(matches!(failed[&late], EngineError::Late { .. }));
     assert!(!failed.contains_key(&other) && failed.contains_key(&wrong) && failed.contains_key(&cancelled));
     assert_eq!(core.under_way(), 0);
 }
@@ -165,20 +166,23 @@ fn a_failed_setup_returns_the_session_unchanged() {
     for head in ["broken", "absent"] {
         let request = request_for(&core, &pool, head);
         let Failure { error, session } = failure(&mut core, &clock, request);
-        assert!(matches!(error, RuntimeError::HeadUnavailable { .. }), "{error}");
+        assert!(matches!(error, EngineError::HeadUnavailable { .. }), "{error}");
         assert_unchanged(session);
     }
     // The second time the head is resident, and the request is not prepared on a thread of its own.
     for _ in 0..2 {
         let request = request_for(&core, &pool, "panicking");
         let Failure { error, session } = failure(&mut core, &clock, request);
-        assert!(matches!(error, RuntimeError::Panicked { .. }), "{error}");
+        assert!(matches!(error, EngineError::Panicked { .. }), "{error}");
         assert_unchanged(session);
     }
     // The session has switched to the head before the check of its kind fails.
     let request = request_for(&core, &pool, "judge");
     let Failure { error, session } = failure(&mut core, &clock, request);
-    assert!(matches!(error, RuntimeError::Kind { found: "a classifier head", .. }), "{error}");
+    assert!(
+        matches!(error, EngineError::Runtime(RuntimeError::Kind { found: "a classifier head", .. })),
+        "{error}"
+    );
     assert_unchanged(session);
 
     let grammar = Some(Grammar::Regex("a(b".into()));
@@ -188,7 +192,7 @@ fn a_failed_setup_returns_the_session_unchanged() {
 
     let request = request_for(&core, &pool, "late").with_first_by(Duration::ZERO).or_not_at_all();
     let Failure { error, session } = failure(&mut core, &clock, request);
-    assert!(matches!(error, RuntimeError::Late { .. }), "{error}");
+    assert!(matches!(error, EngineError::Late { .. }), "{error}");
     assert_unchanged(session);
 
     core.submit(request_for(&core, &pool, "late"), clock.now()).unwrap();
@@ -199,7 +203,7 @@ fn a_failed_setup_returns_the_session_unchanged() {
     };
     core.remove("model", &mut sink).unwrap();
     let Failure { error, session } = failed.unwrap();
-    assert!(matches!(error, RuntimeError::NoModel { .. }), "{error}");
+    assert!(matches!(error, EngineError::NoModel { .. }), "{error}");
     assert_unchanged(session);
     assert_eq!(core.under_way(), 0);
     heads.change("late", |head| head.is_held_back = false);

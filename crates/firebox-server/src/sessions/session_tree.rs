@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use firebox_engine::{Engine, Outcome};
+use firebox_engine::{Engine, EngineError, Outcome};
 use firebox_runtime::relevance::{OwnStates, Similarity, TurnContent};
 use firebox_runtime::{
     BranchId, Branches, CacheError, Capacity, Conversation, FactUpdate, Finish, OWN_HEAD, Question,
@@ -99,7 +99,7 @@ impl SessionTree {
         let name = served.name.clone();
         let kept = engine.with_core({
             let name = name.clone();
-            move |core| Ok::<_, RuntimeError>(core.session(&name)?.cache().pool().layout().kv_dtype)
+            move |core| Ok::<_, EngineError>(core.session(&name)?.cache().pool().layout().kv_dtype)
         })??;
         let saved = SessionFile::open(path, &served.model, kept)
             .map_err(|error| ApiError::field("restore", format!("it does not fit this model: {error}")))?;
@@ -277,7 +277,7 @@ impl SessionTree {
         let switch = candidate.use_head(head.unwrap_or(OWN_HEAD));
         if let Some(source) = switch.fallback_reason {
             let name = head.unwrap_or(OWN_HEAD).to_owned();
-            return Err(ApiError::from(RuntimeError::HeadUnavailable { name, source }).with_head_field());
+            return Err(ApiError::from(EngineError::HeadUnavailable { name, source }).with_head_field());
         }
         *session = candidate;
         self.transcript().head = head.map(str::to_owned);
