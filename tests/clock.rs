@@ -62,7 +62,7 @@ fn config(most: usize) -> GenerationConfig {
 
 /// One test for all, because the offsets apply to the whole process.
 #[test]
-fn a_clock_that_jumps_is_not_noticed() {
+fn jumps_of_the_wall_clock_change_nothing() {
     the_clock_is_in_our_hands();
     turns_are_in_the_order_in_which_they_came();
     deadlines_are_measured();

@@ -58,7 +58,7 @@ fn soon(what: &str, mut is_so: impl FnMut() -> bool) {
 /// Under critical heat, one of four requests runs and the others are sent their place in the queue. All answers are the
 /// same as alone.
 #[test]
-fn fewer_run_together_when_it_is_hot() {
+fn fewer_requests_run_together_on_a_hot_machine() {
     let model = model("llama");
     let admission = AdmissionConfig { most_running: 4, ..AdmissionConfig::default() };
     let engine = Engine::start(EngineConfig { admission, ..EngineConfig::default() }).unwrap();
@@ -95,7 +95,7 @@ fn fewer_run_together_when_it_is_hot() {
 }
 
 #[test]
-fn requests_of_two_models_at_once() {
+fn two_models_answer_at_once() {
     let models = [("llama", model("llama")), ("qwen", model("qwen3_5_text"))];
     let engine = engine(&[("llama", &models[0].1), ("qwen", &models[1].1)]);
     let asked: Vec<_> = (0..8u32)
@@ -123,7 +123,7 @@ fn requests_of_two_models_at_once() {
 }
 
 #[test]
-fn a_session_goes_on() {
+fn a_session_continues_after_its_answer() {
     let model = model("llama");
     let engine = engine(&[("llama", &model)]);
     let first = engine.generate(Request::new("llama", prompt(1, 9)).with_config(tokens(5))).wait().unwrap();
@@ -135,7 +135,7 @@ fn a_session_goes_on() {
 }
 
 #[test]
-fn nobody_listens_any_more() {
+fn a_dropped_stream_cancels_its_request() {
     let model = model("llama");
     let engine = engine(&[("llama", &model)]);
     let mut answering = engine.generate(Request::new("llama", prompt(1, 4)).with_config(tokens(100_000)));
@@ -145,7 +145,7 @@ fn nobody_listens_any_more() {
 }
 
 #[test]
-fn a_cancelled_request_says_what_it_came_to() {
+fn a_cancelled_request_returns_its_answer_so_far() {
     let model = model("llama");
     let engine = engine(&[("llama", &model)]);
     let mut answering = engine.generate(Request::new("llama", prompt(1, 4)).with_config(tokens(100_000)));
@@ -157,7 +157,7 @@ fn a_cancelled_request_says_what_it_came_to() {
 }
 
 #[test]
-fn who_listens_slowly_holds_up_nobody_else() {
+fn a_slow_reader_holds_up_no_other_request() {
     let model = model("llama");
     let engine = engine(&[("llama", &model)]);
     let slow = engine.generate(Request::new("llama", prompt(1, 4)).with_config(tokens(300)));
@@ -259,7 +259,7 @@ impl Wake for Unpark {
 }
 
 #[test]
-fn any_executor_will_do() {
+fn streams_run_on_any_executor() {
     let model = model("llama");
     let engine = engine(&[("llama", &model)]);
     let mut answering = engine.generate(Request::new("llama", prompt(3, 6)).with_config(tokens(30)));
@@ -278,7 +278,7 @@ fn any_executor_will_do() {
 }
 
 #[test]
-fn a_pipeline_has_an_answer_whatever_fails() {
+fn a_pipeline_answers_whatever_stage_fails() {
     let (llama, qwen) = (model("llama"), model("qwen3"));
     let engine = engine(&[("specialist", &llama), ("fallback", &qwen)]);
     let stage =
@@ -373,7 +373,7 @@ fn judged(answered: thread::JoinHandle<Result<usize, EngineError>>) -> usize {
 }
 
 #[test]
-fn too_much_is_refused_and_everybody_gets_on() {
+fn overload_is_refused_and_admitted_requests_progress() {
     // Tries again, for longer, if the machine was faster than measured or stood still.
     let all_get_on = |seconds: u64| {
         let (counters, refused) = overloaded(Duration::from_secs(seconds));

@@ -23,7 +23,7 @@ fn given_back(by: impl FnOnce()) -> usize {
 }
 
 #[test]
-fn what_a_prompt_leaves_is_given_back_when_its_answer_begins() {
+fn memory_of_a_prompt_is_released_when_its_answer_begins() {
     set_release_to_os(|| {
         GIVEN_BACK.fetch_add(1, Ordering::Relaxed);
     });

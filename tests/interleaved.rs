@@ -95,7 +95,7 @@ fn kept(engine: &Engine, name: &'static str) -> u64 {
 }
 
 #[test]
-fn each_says_what_it_says_alone_and_memory_suffices() {
+fn interleaved_models_answer_as_alone_within_their_memory() {
     let _alone = alone_here();
     let models = Models::new([2, 5, 12]);
     for share in [0.35, 0.65, 1.2] {
@@ -132,7 +132,7 @@ fn each_says_what_it_says_alone_and_memory_suffices() {
 }
 
 #[test]
-fn one_gives_way_and_grows_back() {
+fn an_idle_model_yields_memory_and_regains_it() {
     let _alone = alone_here();
     let models = Models::new([2, 5, 12]);
     let large = models.made[2].bytes() as u64;
@@ -161,7 +161,7 @@ fn one_gives_way_and_grows_back() {
 }
 
 #[test]
-fn the_first_pass_of_what_does_not_fit_goes_through() {
+fn a_model_that_does_not_fit_runs_its_first_pass() {
     let _alone = alone_here();
     let models = Models::new([2, 5, 12]);
     let large = models.made[2].bytes() as u64;
@@ -180,7 +180,7 @@ fn the_first_pass_of_what_does_not_fit_goes_through() {
 }
 
 #[test]
-fn who_is_pinned_stays() {
+fn a_pinned_model_stays_resident() {
     let _alone = alone_here();
     let models = Models::new([2, 5, 12]);
     let shared = shared(2 * MIB);
@@ -211,7 +211,7 @@ fn who_is_pinned_stays() {
 }
 
 #[test]
-fn who_is_assured_has_what_it_needs_whatever_others_take() {
+fn a_guaranteed_model_has_what_it_needs_whatever_others_take() {
     let _alone = alone_here();
     let models = Models::new([2, 5, 12]);
     let shared = shared(4 * MIB);
@@ -259,7 +259,7 @@ fn a_head_gets_the_memory_of_parts_that_can_be_read_again() {
 }
 
 #[test]
-fn an_encoder_stays_as_a_whole() {
+fn an_encoder_stays_resident() {
     let _alone = alone_here();
     let models = Models::new([2, 5, 12]);
     let encoder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/reference/bert");
@@ -285,7 +285,7 @@ fn an_encoder_stays_as_a_whole() {
 }
 
 #[test]
-fn who_is_rarely_asked_is_opened_then() {
+fn a_lazy_model_is_opened_by_its_first_request() {
     let _alone = alone_here();
     let models = Models::new([2, 5, 12]);
     let shared = shared(models.bytes());
@@ -321,7 +321,7 @@ fn who_is_rarely_asked_is_opened_then() {
 }
 
 #[test]
-fn the_process_takes_no_more_than_it_may() {
+fn the_process_stays_within_its_budget() {
     let _alone = alone_here();
     let models = Models::new([6, 18, 48]);
     // Allocates what the program takes beside its models.
@@ -400,7 +400,7 @@ impl ReadAt for Slow {
 
 /// While one model waits for the disk, another one runs.
 #[test]
-fn nobody_waits_for_the_disk_of_another() {
+fn no_model_waits_for_the_disk_reads_of_another() {
     let _alone = alone_here();
     let models = Models::new([2, 5, 12]);
     let checkpoint = Checkpoint::open(models.path("middle")).unwrap();

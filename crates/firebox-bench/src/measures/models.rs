@@ -59,7 +59,7 @@ pub enum Way {
     Preload,
     /// Interleaved, from nothing.
     Cold,
-    /// Interleaved, by a host that stands.
+    /// Interleaved, by a core that stands.
     Standing,
 }
 
@@ -162,12 +162,12 @@ impl Trial {
             Way::Mapped => self.in_turn(began, mapped)?,
             Way::Read => self.in_turn(began, read)?,
             Way::Preload => {
-                let mut host = host()?;
+                let mut core = core()?;
                 for (name, ..) in MODELS {
-                    host.add(name, mapped(&self.folder.join(name))?)?;
+                    core.add(name, mapped(&self.folder.join(name))?)?;
                 }
                 let opening = began.elapsed().as_secs_f64();
-                Ran { opening, ..self.asked(host, Instant::now())? }
+                Ran { opening, ..self.asked(core, Instant::now())? }
             }
             Way::Cold => self.interleaved(began, false)?,
             Way::Standing => self.interleaved(began, true)?,
@@ -209,7 +209,7 @@ impl Trial {
     }
 
     fn interleaved(&self, began: Instant, stands: bool) -> anyhow::Result<Ran> {
-        let mut host = host()?;
+        let mut core = core()?;
         let shared = SharedBudget::new(self.budget)?;
         // As long as the answers are.
         let options =
@@ -217,35 +217,35 @@ impl Trial {
         for (name, ..) in MODELS {
             let (shared, path, cpu) = (shared.clone(), self.folder.join(name), device("cpu")?);
             match name {
-                "router" | "specialist" => host.add(name, shared.open(path, &cpu, &options)?)?,
+                "router" | "specialist" => core.add(name, shared.open(path, &cpu, &options)?)?,
                 // Rarely used.
                 _ => {
                     let options = ShareOptions { preload: false, ..options.clone() };
-                    host.add_later(name, move || shared.open(&path, &cpu, &options))?;
+                    core.add_later(name, move || shared.open(&path, &cpu, &options))?;
                 }
             }
         }
         let opening = if stands { began.elapsed().as_secs_f64() } else { 0.0 };
-        let ran = self.asked(host, if stands { Instant::now() } else { began })?;
+        let ran = self.asked(core, if stands { Instant::now() } else { began })?;
         let held = shared.budget().most_held();
         ensure!(held <= self.budget, "{held} bytes were charged to a budget of {}", self.budget);
         Ok(Ran { opening, ..ran })
     }
 
     /// Asks all at once.
-    fn asked(&self, mut host: EngineCore, began: Instant) -> anyhow::Result<Ran> {
+    fn asked(&self, mut core: EngineCore, began: Instant) -> anyhow::Result<Ran> {
         let clock = WallClock::default();
         let mut said = vec![Vec::new(); MODELS.len()];
         let mut asked = Vec::new();
         for (name, tokens) in self.answers() {
             let request =
                 Request::new(name, prompt()).with_config(config(tokens)).with_priority(Priority::Interactive);
-            asked.push(host.submit(request, clock.now()).map_err(|failure| failure.error)?);
+            asked.push(core.submit(request, clock.now()).map_err(|failure| failure.error)?);
         }
         let (mut first, mut error) = (Duration::ZERO, None);
         let specialist = MODELS.len() - 1;
         loop {
-            let worked = host.work(&clock, &mut |id, event| {
+            let worked = core.work(&clock, &mut |id, event| {
                 let Some(which) = asked.iter().position(|asked| *asked == id) else { return };
                 match event {
                     Event::Piece(piece) => {
@@ -276,8 +276,8 @@ impl Trial {
     }
 }
 
-/// Returns a host without prefix sharing, since no prompt is asked twice.
-fn host() -> anyhow::Result<EngineCore> {
+/// Returns a core without prefix sharing, since no prompt is asked twice.
+fn core() -> anyhow::Result<EngineCore> {
     let prefixes = PrefixLimits { pages: 0, ..PrefixLimits::default() };
     Ok(EngineCore::new(EngineConfig { prefixes, ..EngineConfig::default() })?)
 }

@@ -7,13 +7,13 @@ use firebox_engine::{Clock, EngineCore, RequestId, StepOutcome, WallClock};
 use firebox_runtime::{Model, device};
 
 use crate::figure::{Declared, Figures, compared, times};
-use crate::measures::requests::{Heard, PROMPT, TOKENS, host, quantile, request, submit};
+use crate::measures::requests::{PROMPT, RequestLog, TOKENS, core, quantile, request, submit};
 use crate::setup::Setup;
 
 /// The default number of prompt tokens, in usual and in quick runs.
 const LONG: (usize, usize) = (2048, 48);
 
-/// The first tokens of the first answer come from a host that finds its pace.
+/// The first tokens of the first answer come from a core that finds its pace.
 const SETTLING: usize = 8;
 
 /// Answers that are measured without the prompt, at most: a long one takes half an hour, and as many again say no more.
@@ -36,9 +36,9 @@ pub fn measure(setup: &Setup, figures: &mut Figures) -> anyhow::Result<()> {
 
 /// A client that requests one answer after another.
 struct Reader {
-    host: EngineCore,
+    core: EngineCore,
     clock: WallClock,
-    heard: Heard,
+    log: RequestLog,
     vocab: usize,
     /// Tokens of an answer.
     tokens: usize,
@@ -57,24 +57,24 @@ struct Noticed {
 impl Reader {
     fn new(model: &Model, tokens: usize) -> anyhow::Result<Self> {
         let vocab = model.decoder()?.config().vocab_size;
-        let (host, clock, heard) = (host(model)?, WallClock::default(), Heard::default());
-        Ok(Self { host, clock, heard, vocab, tokens, asked: 0 })
+        let (core, clock, log) = (core(model)?, WallClock::default(), RequestLog::default());
+        Ok(Self { core, clock, log, vocab, tokens, asked: 0 })
     }
 
     fn ask(&mut self) -> anyhow::Result<(RequestId, Duration)> {
         self.asked += 1;
         let request = request("model", self.vocab, self.asked * 37, PROMPT, self.tokens);
-        Ok((submit(&mut self.host, request, &self.clock)?, self.clock.now()))
+        Ok((submit(&mut self.core, request, &self.clock)?, self.clock.now()))
     }
 
     fn work(&mut self) -> anyhow::Result<StepOutcome> {
-        let (clock, heard) = (&self.clock, &mut self.heard);
-        let worked = self.host.work(clock, &mut |id, event| heard.hear(clock, id, event));
-        self.heard.check().map(|()| worked)
+        let (clock, log) = (&self.clock, &mut self.log);
+        let worked = self.core.work(clock, &mut |id, event| log.record(clock, id, event));
+        self.log.check().map(|()| worked)
     }
 
     fn said(&self, id: RequestId) -> &[Duration] {
-        self.heard.tokens.get(&id).map_or(&[], Vec::as_slice)
+        self.log.tokens.get(&id).map_or(&[], Vec::as_slice)
     }
 
     fn gaps(&self, id: RequestId) -> impl Iterator<Item = Duration> {
@@ -93,7 +93,7 @@ impl Reader {
         }
         let began = self.clock.now();
         let prompt = request("model", self.vocab, 5, long, 1);
-        let prompt = submit(&mut self.host, prompt, &self.clock)?;
+        let prompt = submit(&mut self.core, prompt, &self.clock)?;
         let mut disturbed = Noticed::default();
         let mut reading = None;
         while self.said(prompt).is_empty() {
@@ -113,7 +113,7 @@ impl Reader {
         if let Some(read) = reading {
             self.notice(read, &mut disturbed);
         }
-        self.host.cancel(last, ended, &mut |_, _| {});
+        self.core.cancel(last, ended, &mut |_, _| {});
         while !matches!(self.work()?, StepOutcome::Idle) {}
 
         let mut undisturbed = Noticed::default();

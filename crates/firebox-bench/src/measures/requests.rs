@@ -44,10 +44,10 @@ pub fn measure(setup: &Setup, figures: &mut Figures) -> anyhow::Result<()> {
     Ok(())
 }
 
-pub fn host(model: &Model) -> anyhow::Result<EngineCore> {
-    let mut host = EngineCore::new(EngineConfig::default())?;
-    host.add("model", model.clone())?;
-    Ok(host)
+pub fn core(model: &Model) -> anyhow::Result<EngineCore> {
+    let mut core = EngineCore::new(EngineConfig::default())?;
+    core.add("model", model.clone())?;
+    Ok(core)
 }
 
 pub fn request(model: &str, vocab: usize, from: usize, prompt: usize, tokens: usize) -> Request {
@@ -57,20 +57,20 @@ pub fn request(model: &str, vocab: usize, from: usize, prompt: usize, tokens: us
     Request::new(model, prompt).with_config(config).with_priority(Priority::Interactive)
 }
 
-pub fn submit(host: &mut EngineCore, request: Request, clock: &WallClock) -> anyhow::Result<RequestId> {
-    Ok(host.submit(request, clock.now()).map_err(|failure| failure.error)?)
+pub fn submit(core: &mut EngineCore, request: Request, clock: &WallClock) -> anyhow::Result<RequestId> {
+    Ok(core.submit(request, clock.now()).map_err(|failure| failure.error)?)
 }
 
 /// When the tokens of each request came.
 #[derive(Default)]
-pub struct Heard {
+pub struct RequestLog {
     pub tokens: HashMap<RequestId, Vec<Duration>>,
     last: Option<Duration>,
     failure: Option<EngineError>,
 }
 
-impl Heard {
-    pub fn hear(&mut self, clock: &WallClock, id: RequestId, event: Event) {
+impl RequestLog {
+    pub fn record(&mut self, clock: &WallClock, id: RequestId, event: Event) {
         match event {
             Event::Piece(piece) if piece.token.is_some() => {
                 self.tokens.entry(id).or_default().push(clock.now());
@@ -88,44 +88,44 @@ impl Heard {
 }
 
 /// Runs until nothing is left. Returns the time it took beside the layers, of those before which another model ran, and of others.
-fn run(host: &mut EngineCore, clock: &WallClock, heard: &mut Heard) -> anyhow::Result<[Vec<Duration>; 2]> {
+fn run(core: &mut EngineCore, clock: &WallClock, log: &mut RequestLog) -> anyhow::Result<[Vec<Duration>; 2]> {
     let mut beside = [Vec::new(), Vec::new()];
     loop {
         let began = clock.now();
-        match host.work(clock, &mut |id, event| heard.hear(clock, id, event)) {
+        match core.work(clock, &mut |id, event| log.record(clock, id, event)) {
             StepOutcome::Layer { took, switched } => {
                 beside[usize::from(switched)].push((clock.now() - began).saturating_sub(took));
             }
             StepOutcome::Waiting => std::thread::sleep(Duration::from_micros(100)),
-            StepOutcome::Idle => return heard.check().map(|()| beside),
+            StepOutcome::Idle => return log.check().map(|()| beside),
         }
     }
 }
 
 /// Seconds for so many requests, asked at once, none of which was asked before.
 fn answered(
-    host: &mut EngineCore,
+    core: &mut EngineCore,
     vocab: usize,
     asked: &mut usize,
     count: usize,
     tokens: usize,
 ) -> anyhow::Result<f64> {
-    let (clock, mut heard) = (WallClock::default(), Heard::default());
+    let (clock, mut log) = (WallClock::default(), RequestLog::default());
     let began = clock.now();
     for _ in 0..count {
         *asked += 1;
-        submit(host, request("model", vocab, *asked * 37, PROMPT, tokens), &clock)?;
+        submit(core, request("model", vocab, *asked * 37, PROMPT, tokens), &clock)?;
     }
-    run(host, &clock, &mut heard)?;
-    Ok((heard.last.context("nothing was answered")? - began).as_secs_f64())
+    run(core, &clock, &mut log)?;
+    Ok((log.last.context("nothing was answered")? - began).as_secs_f64())
 }
 
 fn together(model: &Model, rounds: usize, tokens: usize, figures: &mut Figures) -> anyhow::Result<()> {
     let vocab = model.decoder()?.config().vocab_size;
-    // Pages stay with the host: memory that was never used before comes slowly.
-    let (mut host, mut asked) = (host(model)?, 0);
+    // Pages stay with the core: memory that was never used before comes slowly.
+    let (mut core, mut asked) = (core(model)?, 0);
     for count in [1].into_iter().chain(AT_ONCE.map(|(count, _)| count)) {
-        answered(&mut host, vocab, &mut asked, count, tokens)?;
+        answered(&mut core, vocab, &mut asked, count, tokens)?;
     }
     let energy = Energy::of_machine();
     if energy.is_none() {
@@ -136,10 +136,10 @@ fn together(model: &Model, rounds: usize, tokens: usize, figures: &mut Figures) 
             let begun = energy.as_ref().and_then(Energy::read);
             let mut in_turn = 0.0;
             for _ in 0..count {
-                in_turn += answered(&mut host, vocab, &mut asked, 1, tokens)?;
+                in_turn += answered(&mut core, vocab, &mut asked, 1, tokens)?;
             }
             let between = energy.as_ref().and_then(Energy::read);
-            let at_once = answered(&mut host, vocab, &mut asked, count, tokens)?;
+            let at_once = answered(&mut core, vocab, &mut asked, count, tokens)?;
             let all = (count * tokens) as f64;
             figures.more(name, all / at_once, all / in_turn)?;
             if count != 3 {
@@ -163,15 +163,15 @@ fn together(model: &Model, rounds: usize, tokens: usize, figures: &mut Figures) 
 fn switching(model: &Model, tokens: usize, figures: &mut Figures) -> anyhow::Result<()> {
     let vocab = model.decoder()?.config().vocab_size;
     let schedule = ScheduleConfig { quantum: Duration::from_millis(1), ..ScheduleConfig::default() };
-    let mut host = EngineCore::new(EngineConfig { schedule, ..EngineConfig::default() })?;
+    let mut core = EngineCore::new(EngineConfig { schedule, ..EngineConfig::default() })?;
     for name in ["one", "other"] {
-        host.add(name, model.clone())?;
+        core.add(name, model.clone())?;
     }
-    let (clock, mut heard) = (WallClock::default(), Heard::default());
+    let (clock, mut log) = (WallClock::default(), RequestLog::default());
     for name in ["one", "other"] {
-        submit(&mut host, request(name, vocab, 7, PROMPT, tokens), &clock)?;
+        submit(&mut core, request(name, vocab, 7, PROMPT, tokens), &clock)?;
     }
-    let [mut same, mut switched] = run(&mut host, &clock, &mut heard)?;
+    let [mut same, mut switched] = run(&mut core, &clock, &mut log)?;
     if same.is_empty() || switched.is_empty() {
         bail!("two models took no turns");
     }
