@@ -32,7 +32,7 @@ pub struct Request {
     pub head: Option<String>,
     /// The scope within which requests share prefixes. Requests of other scopes cannot observe it.
     pub scope: String,
-    /// Whether to draft tokens by looking up how the text went on before; if absent, the [host's
+    /// Whether to draft tokens by looking up how the text went on before; if absent, the [engine's
     /// setting](super::EngineConfig::lookup) applies.
     pub lookup: Option<bool>,
 }
