@@ -19,6 +19,7 @@ mod error;
 mod gguf_vocabulary;
 mod merging;
 mod message;
+mod parsed_vocabulary;
 mod pretokenizer;
 mod ranked_bpe;
 mod scored_bpe;

@@ -213,7 +213,7 @@ impl ChatTemplate {
         options: &TemplateOptions,
     ) -> Result<Vec<u32>, TextError> {
         let prompt = self.render_marked(tokenizer, messages, options)?;
-        tokenizer.control_tokens().encode(tokenizer, &prompt, false)
+        tokenizer.encode_marked(&prompt, false)
     }
 
     /// The prompt for a conversation, with marks around spellings of control tokens in untrusted text.
