@@ -18,9 +18,9 @@ use bytes::Bytes;
 use memmap2::MmapMut;
 
 use crate::buffer::{Buffer, BufferGuard, BufferHome, BufferPool, DetachFlag};
-use crate::disk::ReadAt;
 use crate::error::StoreError;
 use crate::memory::allocate;
+use crate::read_at::ReadAt;
 use crate::read_unit::{LoadedTensors, ReadUnit};
 use ring::{Request, Ring};
 
