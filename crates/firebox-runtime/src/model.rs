@@ -12,7 +12,8 @@ use firebox_store::{Checkpoint, Heads, SegmentId, SourceKind};
 use firebox_text::Tokenizer;
 
 use crate::Charge;
-use crate::heads::pool::{HeadPool, HeadPoolConfig};
+use crate::heads::config::HeadPoolConfig;
+use crate::heads::pool::HeadPool;
 use crate::heads::source::InstalledHeads;
 use crate::memory::{release_to_os, release_with_code};
 use crate::readahead::read_all_of;
