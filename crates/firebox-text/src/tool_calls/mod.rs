@@ -12,8 +12,6 @@ mod part_queue;
 mod reader;
 mod region;
 mod syntax;
-#[cfg(test)]
-mod tests;
 mod text_tools;
 mod tool_name;
 

@@ -143,3 +143,23 @@ impl CallSyntax {
         matches!(self, Self::Bare | Self::Fenced)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn marks_that_are_special_tokens_are_restored() {
+        use CallSyntax::{Bare, Channels, Fenced, Functions, Listed, Separated, SeparatedFence, Tagged};
+
+        for syntax in [Tagged, Bare, Listed, Functions, Separated, SeparatedFence, Channels, Fenced] {
+            for (mark, _) in syntax.marks() {
+                let is_text = !mark.starts_with(['<', '[']);
+                assert!(is_text || syntax.control_tokens().contains(mark), "{syntax:?}: {mark}");
+            }
+            let [opens, closes] =
+                ["<tool_call>", "</tool_call>"].map(|tag| syntax.control_tokens().contains(&tag));
+            assert_eq!(opens, closes, "{syntax:?}");
+        }
+    }
+}
