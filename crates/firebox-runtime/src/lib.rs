@@ -60,4 +60,6 @@ pub use firebox_telemetry as telemetry;
 pub use model::Model;
 pub use pocket::pocket_model;
 pub use prefix::{Origin, PersistentPrefix, PrefixHit, PrefixLimits, PrefixOptions, PrefixStats, PrefixTree};
+#[cfg(feature = "fuzzing")]
+pub use session::check_session_operations;
 pub use session::{BranchId, BranchInfo, Branches, OWN_HEAD, Session, SessionFile, SessionSummary};

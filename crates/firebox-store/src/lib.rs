@@ -118,6 +118,8 @@ pub use quantize::{encode, is_quantized, quantize};
 pub use read_at::{ReadAt, ReadMethod};
 pub use read_unit::{LoadedTensors, ReadUnit, Tensors, Unmapped};
 pub use segment::{Segment, SegmentId};
+#[cfg(feature = "fuzzing")]
+pub use stream::check_stream_events;
 pub use stream::{ReadObserver, Requested, Stream, StreamConfig, StreamReport};
 pub use tensor_file::{FileTensor, NewTensor, NewTensorFile, TensorFile};
 pub use text::{TextAssets, TokenizerSource};

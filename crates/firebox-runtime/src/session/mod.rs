@@ -20,6 +20,8 @@ mod feed;
 mod fork;
 mod heads;
 mod open;
+#[cfg(any(test, feature = "fuzzing"))]
+mod operations;
 mod replay;
 pub(crate) mod save;
 pub(crate) mod turns;
@@ -38,6 +40,8 @@ pub(crate) use fork::Snapshot;
 pub use fork::{BranchId, BranchInfo, Branches};
 pub(crate) use heads::FetchedHead;
 pub use heads::{Likelihood, OWN_HEAD, ROUTER, Router};
+#[cfg(feature = "fuzzing")]
+pub use operations::check_session_operations;
 pub(crate) use replay::NextChunk;
 pub use save::{SessionFile, SessionSummary};
 use turns::Retention;
