@@ -39,10 +39,10 @@ pub use self::reader::{Entry, Header};
 use self::tensor_summary::TensorSummary;
 use self::vocabulary::GgufVocabulary;
 use crate::catalog::{Place, Span, TensorInfo};
-use crate::checkpoint::{Parts, SourceKind};
 use crate::encoding::{Dtype, Encoding};
 use crate::error::{Fault, StoreError};
 use crate::mapping::Mapping;
+use crate::parts::{Parts, SourceKind};
 use crate::segment::SegmentId;
 use crate::text::{TextAssets, TokenizerSource};
 
