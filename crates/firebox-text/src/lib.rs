@@ -27,6 +27,7 @@ mod special_tokens;
 mod stop;
 mod string_column;
 mod template;
+mod template_filters;
 mod template_generation_tag;
 mod template_limits;
 mod template_operators;
