@@ -1,13 +1,10 @@
-//! What is done with a session, in any order.
+//! Operations on a session in any order.
 #![no_main]
-
-#[path = "../checks/session_operations.rs"]
-mod check;
 
 use std::path::Path;
 use std::sync::LazyLock;
 
-use firebox_runtime::{Model, Session, device};
+use firebox_runtime::{Model, check_session_operations, device};
 
 static MODELS: LazyLock<[Model; 2]> = LazyLock::new(|| {
     ["llama", "qwen3_5_text"].map(|name| {
@@ -19,6 +16,6 @@ static FILE: LazyLock<tempfile::TempPath> =
     LazyLock::new(|| tempfile::NamedTempFile::new().expect("a temporary file").into_temp_path());
 
 libfuzzer_sys::fuzz_target!(|input: &[u8]| {
-    let [model, story @ ..] = input else { return };
-    check::check(&MODELS[usize::from(model % 2)], &FILE, story);
+    let [model, operations @ ..] = input else { return };
+    check_session_operations(&MODELS[usize::from(model % 2)], &FILE, operations);
 });

@@ -37,7 +37,7 @@ impl Graph {
         let modules: BTreeSet<Vec<String>> = files.iter().map(|file| file.module.clone()).collect();
         for file in &mut files {
             for path in &mut file.uses {
-                path.path = absolute(&file.module, &path.path, &modules);
+                path.path = absolute(&file.module, &unaliased(&file.exports, &path.path), &modules);
             }
             let module = file.module.clone();
             for target in file.exports.values_mut() {
@@ -123,6 +123,17 @@ impl File {
 impl std::fmt::Debug for File {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}", self.path.display())
+    }
+}
+
+/// Returns a path with the name that it begins with replaced by the path that an import gave that name, as in `use
+/// super::budget;` and `budget::Account`.
+fn unaliased(imports: &BTreeMap<String, Vec<String>>, path: &[String]) -> Vec<String> {
+    match path {
+        [first, rest @ ..] if !rest.is_empty() && imports.contains_key(first) => {
+            imports[first].iter().chain(rest).cloned().collect()
+        }
+        _ => path.to_vec(),
     }
 }
 

@@ -1,49 +1,42 @@
-//! Runs measures in child processes, so that each has its own memory peak and starts with an empty page cache.
+//! Runs tasks in child processes, so that each has its own memory peak and starts with an empty page cache.
 
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, ensure};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
-use crate::figure::{Figures, Measured};
-use crate::measures;
-use crate::measures::{heads, models, run};
-use crate::setup::Setup;
 use firebox_testing::control_group::ControlGroup;
 
 /// The option by which this program tells itself what to do.
 pub const OPTION: &str = "--task";
 
-/// Something to do.
+/// Something to do in a child process.
 #[derive(Debug, Serialize, Deserialize)]
-pub enum Task {
-    Measure { name: String, setup: Setup },
-    Models(models::Trial),
-    Head(heads::HeadTask),
-    Run(run::Run),
+pub struct Task {
+    pub kind: TaskKind,
+    /// What the kind of task needs, as JSON.
+    pub details: Value,
 }
 
-/// Performs the task that this process was started for, and returns the answer as JSON.
-pub fn perform(task: &str) -> anyhow::Result<String> {
-    let task: Task = serde_json::from_str(task).context("only the program itself gives itself tasks")?;
-    let answer = match task {
-        Task::Measure { name, setup } => {
-            let measure = measures::named(&name).with_context(|| format!("there is no measure {name}"))?;
-            let mut figures = Figures::new(measure.figures);
-            (measure.run)(&setup, &mut figures)?;
-            serde_json::to_string(&figures.into_measured())
-        }
-        Task::Models(trial) => serde_json::to_string(&trial.run()?),
-        Task::Head(with_head) => serde_json::to_string(&with_head.run()?),
-        Task::Run(run) => serde_json::to_string(&run.run()?),
-    };
-    Ok(answer?)
+/// The kind of a task, which says how its details are read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum TaskKind {
+    /// A measure.
+    Measure,
+    /// A trial of several models.
+    Models,
+    /// Decoding with a head or without.
+    Head,
+    /// A run of one model.
+    Run,
 }
 
-/// Everything that a measure brings.
-pub fn measured(name: &str, setup: &Setup) -> anyhow::Result<Measured> {
-    asked(&Task::Measure { name: name.to_owned(), setup: setup.clone() }, None)
+impl Task {
+    pub fn new(kind: TaskKind, details: &impl Serialize) -> anyhow::Result<Self> {
+        Ok(Self { kind, details: serde_json::to_value(details)? })
+    }
 }
 
 /// Runs a task in a child process, within a control group if one is given, and returns its answer.

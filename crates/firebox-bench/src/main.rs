@@ -14,6 +14,7 @@ mod measures;
 mod plots;
 mod report;
 mod setup;
+mod task;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -80,7 +81,7 @@ fn main() -> ExitCode {
     firebox_runtime::set_release_to_os(firebox_allocator::release_to_os);
     let args = Args::parse();
     let done = match &args.task {
-        Some(task) => child::perform(task).map(|answer| {
+        Some(task) => task::perform(task).map(|answer| {
             say(&answer);
             true
         }),
@@ -120,7 +121,7 @@ fn reported(args: &Args) -> anyhow::Result<bool> {
             continue;
         }
         note(&format!("{:5.0} s  {name}: {says}", began.elapsed().as_secs_f64()));
-        match child::measured(name, &setup) {
+        match task::measured(name, &setup) {
             Ok(measured) => {
                 all.figures.extend(measured.figures);
                 all.left_out.extend(measured.left_out);

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use firebox_kernels::attention::Visibility;
 
 use crate::layer_kv::LayerKv;
-use crate::page::{PAGE_TOKENS, Page};
+use crate::page::Page;
+use crate::page_buffers::PAGE_TOKENS;
 
 /// Consecutive positions that lie together.
 #[derive(Debug, Clone)]

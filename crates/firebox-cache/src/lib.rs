@@ -14,7 +14,9 @@ mod error;
 mod eviction;
 mod layer_kv;
 mod layout;
+mod ledger;
 mod page;
+mod page_buffers;
 mod pool;
 mod recurrent;
 mod sequence;
@@ -27,8 +29,9 @@ pub use eviction::{
 };
 pub use layer_kv::LayerKv;
 pub use layout::{KvType, LayerLayout, Layout};
-pub use page::{PAGE_TOKENS, allocated_positions};
-pub use pool::{PageLedger, PagePool, Reclaimable};
+pub use ledger::{PageLedger, Reclaimable};
+pub use page_buffers::{PAGE_TOKENS, allocated_positions};
+pub use pool::PagePool;
 pub use recurrent::RecurrentState;
 pub use sequence::{
     AttentionCache, Block, LayerCache, Outline, RecurrentStates, Replay, SequenceCache, SlotRange,

@@ -3,19 +3,12 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use burn::tensor::{Bytes, DType, Device, Int, Tensor, TensorData};
 use firebox_kernels::attention::KvTensor;
 
+use crate::error::CacheError;
 use crate::layer_kv::LayerKv;
-use crate::layout::{KvType, LayerLayout, Layout};
-use crate::pool::{PageLedger, PagePool};
-
-/// Positions of a page.
-pub const PAGE_TOKENS: usize = 128;
-
-/// The fewest positions that a layer's buffer of a page holds. Buffers double as they fill, because the unused rest of
-/// last pages would otherwise outweigh what conversations need.
-const MIN_BUFFER_POSITIONS: usize = 16;
+use crate::page_buffers::{PAGE_TOKENS, PageBuffers};
+use crate::pool::PagePool;
 
 /// Keys and values of up to [`PAGE_TOKENS`] positions in all layers. Several sequences may read a page; every slot is
 /// written once, by the sequence that claimed it.
@@ -34,112 +27,8 @@ struct Content {
     frozen: bool,
 }
 
-/// The tensors of a page by layer, allocated on first use and doubled on demand: fresh memory is slow to obtain, and most
-/// conversations end before their last page is full. Recurrent layers have none.
-#[derive(Debug)]
-pub(crate) struct PageBuffers {
-    layers: Vec<Option<LayerKv>>,
-    /// Bytes of all tensors.
-    bytes: usize,
-    /// Is notified of changes of `bytes`.
-    ledger: Option<Arc<dyn PageLedger>>,
-}
-
-impl PageBuffers {
-    pub fn new(layout: &Layout, ledger: Option<&Arc<dyn PageLedger>>) -> Self {
-        Self { layers: layout.layers.iter().map(|_| None).collect(), bytes: 0, ledger: ledger.cloned() }
-    }
-
-    /// Allocates buffers for `positions` in every layer.
-    pub fn with_positions(positions: usize, layout: &Layout, ledger: Option<&Arc<dyn PageLedger>>) -> Self {
-        let mut buffers = Self::new(layout, ledger);
-        for layer in 0..layout.layers.len() {
-            buffers.layer(layer, positions, layout);
-        }
-        buffers
-    }
-
-    /// Bytes that are allocated now.
-    pub fn bytes(&self) -> usize {
-        self.bytes
-    }
-
-    /// The buffer of a layer, enlarged to hold at least `positions`.
-    fn layer(&mut self, layer: usize, positions: usize, layout: &Layout) -> Option<&mut LayerKv> {
-        let held = self.layers.get_mut(layer)?;
-        let before = held.as_ref().map_or(0, LayerKv::positions);
-        if held.is_none() || before < positions {
-            let positions = buffer_positions(positions);
-            let Layout { layers, kv_dtype, device } = layout;
-            let mut larger = match layers[layer] {
-                LayerLayout::Attention { kv_heads, head_dim } => {
-                    let side = || empty(*kv_dtype, [kv_heads, positions, head_dim], device);
-                    LayerKv::Attention { keys: side(), values: side() }
-                }
-                LayerLayout::HiddenStates { width } => {
-                    LayerKv::HiddenStates(empty(KvType::F32, [1, positions, width], device))
-                }
-                LayerLayout::Recurrent => return None,
-            };
-            if let Some(held) = held {
-                larger.assign(0, held.clone());
-            }
-            *held = Some(larger);
-            let more = (positions - before) * layout.layer_bytes(layers[layer]);
-            self.bytes += more;
-            if let Some(ledger) = &self.ledger {
-                ledger.grew(more);
-            }
-        }
-        held.as_mut()
-    }
-}
-
-/// The size of the buffer that is allocated to hold `positions`.
-fn buffer_positions(positions: usize) -> usize {
-    positions.next_power_of_two().clamp(MIN_BUFFER_POSITIONS, PAGE_TOKENS)
-}
-
-/// Positions allocated for a sequence of `tokens` tokens.
-pub fn allocated_positions(tokens: usize) -> usize {
-    let rest = tokens % PAGE_TOKENS;
-    tokens - rest + if rest == 0 { 0 } else { buffer_positions(rest) }
-}
-
-impl Drop for PageBuffers {
-    fn drop(&mut self) {
-        if let Some(ledger) = &self.ledger {
-            ledger.shrank(self.bytes);
-        }
-    }
-}
-
-fn empty(kv_dtype: KvType, shape: [usize; 3], device: &Device) -> KvTensor {
-    match kv_dtype {
-        KvType::F32 | KvType::F16 => {
-            let count = shape.iter().product();
-            // Built from zeros that the tensor takes over: filling a tensor needs a second buffer of its size for a moment, which
-            // is slow to obtain on a virtual machine.
-            let (zeros, dtype) = match kv_dtype {
-                KvType::F32 => (Bytes::from_elems(vec![0f32; count]), DType::F32),
-                _ => (Bytes::from_elems(vec![0u16; count]), DType::F16),
-            };
-            let zeros = TensorData::from_bytes(zeros, shape, dtype);
-            KvTensor::Float(Tensor::from_data(zeros, (device, dtype)))
-        }
-        KvType::Int8 => {
-            let [kv_heads, positions, head_dim] = shape;
-            let words = [kv_heads, positions, head_dim.div_ceil(4)];
-            KvTensor::Bytes {
-                words: Tensor::<3, Int>::zeros(words, (device, DType::I32)),
-                scales: Tensor::zeros([kv_heads, positions], (device, DType::F32)),
-            }
-        }
-    }
-}
-
 impl Page {
-    pub fn new(buffers: PageBuffers, pool: PagePool) -> Self {
+    fn new(buffers: PageBuffers, pool: PagePool) -> Self {
         Self { content: Mutex::new(Content { buffers, used: 0, frozen: false }), pool }
     }
 
@@ -220,11 +109,22 @@ impl Page {
     }
 }
 
+impl PagePool {
+    /// Takes a page that will first hold `positions`.
+    pub(crate) fn take(&self, positions: usize) -> Result<Arc<Page>, CacheError> {
+        Ok(Arc::new(Page::new(self.take_buffers(positions)?, self.clone())))
+    }
+
+    /// Takes a page if one is available without evicting anything.
+    pub(crate) fn take_idle(&self, positions: usize) -> Option<Arc<Page>> {
+        Some(Arc::new(Page::new(self.take_idle_buffers(positions)?, self.clone())))
+    }
+}
+
 impl Drop for Page {
     fn drop(&mut self) {
         let content = self.content.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let nothing = PageBuffers { layers: Vec::new(), bytes: 0, ledger: None };
-        self.pool.release(std::mem::replace(&mut content.buffers, nothing));
+        self.pool.release(std::mem::take(&mut content.buffers));
     }
 }
 
@@ -232,32 +132,12 @@ impl Drop for Page {
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    use super::*;
+    use burn::tensor::{DType, Device, Tensor};
 
-    #[test]
-    fn allocated_positions_predicts_the_bytes_of_pages() {
-        let layers = vec![LayerLayout::Attention { kv_heads: 1, head_dim: 4 }];
-        let layout = Layout { layers, kv_dtype: KvType::F32, device: Device::flex() };
-        for (tokens, held) in [
-            (0, 0),
-            (1, MIN_BUFFER_POSITIONS),
-            (MIN_BUFFER_POSITIONS, MIN_BUFFER_POSITIONS),
-            (17, 32),
-            (PAGE_TOKENS, PAGE_TOKENS),
-            (PAGE_TOKENS + 1, PAGE_TOKENS + MIN_BUFFER_POSITIONS),
-        ] {
-            assert_eq!(allocated_positions(tokens), held, "{tokens}");
-            let pages = (0..2).map(|page| tokens.saturating_sub(page * PAGE_TOKENS).min(PAGE_TOKENS));
-            let buffers = pages
-                .filter(|&positions| positions > 0)
-                .map(|positions| PageBuffers::with_positions(positions, &layout, None));
-            assert_eq!(
-                buffers.map(|buffers| buffers.bytes()).sum::<usize>(),
-                held * layout.bytes_per_position(),
-                "{tokens}"
-            );
-        }
-    }
+    use super::*;
+    use crate::layout::{KvType, LayerLayout, Layout};
+    use crate::ledger::PageLedger;
+    use crate::page_buffers::MIN_BUFFER_POSITIONS;
 
     #[test]
     fn layer_buffers_are_allocated_and_grow_on_write() {
@@ -300,7 +180,7 @@ mod tests {
         let position = layout.bytes_per_position();
         let pool = PagePool::new(layout);
         pool.reserve(2, PAGE_TOKENS + 20);
-        let bytes = |page: &Page| page.content().buffers.bytes / position;
+        let bytes = |page: &Page| page.content().buffers.bytes() / position;
         let taken = [1, 300, 40, 32].map(|positions| pool.take(positions).unwrap());
         assert_eq!(taken.each_ref().map(|page| bytes(page)), [32, PAGE_TOKENS, PAGE_TOKENS, 32]);
         assert_eq!(bytes(&pool.take(1).unwrap()), 0, "no reserved page is left");

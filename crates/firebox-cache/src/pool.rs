@@ -1,50 +1,16 @@
-//! The pool that pages come from, and the ledger that accounts for them.
+//! The pool that the buffers of pages come from and return to.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use crate::error::CacheError;
 use crate::layout::{KvType, Layout};
-use crate::page::{PAGE_TOKENS, Page, PageBuffers};
+use crate::ledger::{PageLedger, Reclaimable};
+use crate::page_buffers::{PAGE_TOKENS, PageBuffers};
 
 /// A pool of pages for sequences of one model. Pages return to it when the last reference is dropped. Clones are handles of
 /// the same pool.
 #[derive(Debug, Clone)]
 pub struct PagePool(Arc<Shared>);
-
-/// Approves pages before they are made, and is notified when they are freed.
-pub trait PageLedger: std::fmt::Debug + Send + Sync {
-    /// Approves a page of `bytes` and counts it as made.
-    fn may_allocate(&self, bytes: usize) -> bool;
-    /// Returns whether a page of `bytes` could be made without evicting anything.
-    fn has_headroom(&self, bytes: usize) -> bool;
-    /// Pages of `bytes` in total were freed.
-    fn freed(&self, bytes: usize);
-    /// Approved pages have allocated `bytes` more: buffers grow as they are filled.
-    fn grew(&self, bytes: usize) {
-        let _ = bytes;
-    }
-    /// Approved pages have released `bytes`.
-    fn shrank(&self, bytes: usize) {
-        let _ = bytes;
-    }
-    /// Registers a holder of idle pages of a pool with this ledger.
-    fn register_reclaimable(&self, reclaimable: &Weak<dyn Reclaimable>) {
-        let _ = reclaimable;
-    }
-    /// Asks other holders that draw on the same memory to free an idle page, because a sequence needs one. Returns whether any
-    /// page was freed. Called without holding a pool's lock.
-    fn reclaim_from_others(&self) -> bool {
-        false
-    }
-}
-
-/// Holds pages that no sequence is using.
-pub trait Reclaimable: std::fmt::Debug + Send + Sync {
-    /// Frees one page. Returns whether it went back to its pool.
-    fn reclaim_page(&self) -> bool;
-    /// Frees all pages, including those that sequences still read.
-    fn reclaim_all(&self);
-}
 
 #[derive(Debug)]
 struct Shared {
@@ -208,45 +174,43 @@ impl PagePool {
         free_list.made < free_list.most && paid()
     }
 
-    /// Takes a page that will first hold `positions`.
-    pub(crate) fn take(&self, positions: usize) -> Result<Arc<Page>, CacheError> {
+    /// Takes the buffers of a page that will first hold `positions`.
+    pub(crate) fn take_buffers(&self, positions: usize) -> Result<PageBuffers, CacheError> {
         loop {
-            if let Some(page) = self.take_idle(positions) {
-                return Ok(page);
+            if let Some(buffers) = self.take_idle_buffers(positions) {
+                return Ok(buffers);
             }
             if self.reclaim_from_others() || self.reclaim_page() {
                 continue;
             }
             let mut free_list = self.free_list();
             // Another thread may have returned a page in the meantime.
-            let buffers = match free_list.pick(self.bytes_of(positions)) {
-                Some(buffers) => buffers,
+            return match free_list.pick(self.bytes_of(positions)) {
+                Some(buffers) => Ok(buffers),
                 None if !self.may_allocate(&free_list) => {
-                    return Err(CacheError::PoolExhausted { pages: free_list.made });
+                    Err(CacheError::PoolExhausted { pages: free_list.made })
                 }
                 None => {
                     free_list.made += 1;
                     drop(free_list);
-                    PageBuffers::new(self.layout(), self.0.ledger.as_ref())
+                    Ok(PageBuffers::new(self.layout(), self.0.ledger.as_ref()))
                 }
             };
-            return Ok(Arc::new(Page::new(buffers, self.clone())));
         }
     }
 
-    /// Takes a page if one is available without evicting anything.
-    pub(crate) fn take_idle(&self, positions: usize) -> Option<Arc<Page>> {
+    /// Takes the buffers of a page if they are available without evicting anything.
+    pub(crate) fn take_idle_buffers(&self, positions: usize) -> Option<PageBuffers> {
         let mut free_list = self.free_list();
-        let buffers = match free_list.pick(self.bytes_of(positions)) {
-            Some(buffers) => buffers,
-            None if !self.has_headroom(&free_list) || !self.may_allocate(&free_list) => return None,
+        match free_list.pick(self.bytes_of(positions)) {
+            Some(buffers) => Some(buffers),
+            None if !self.has_headroom(&free_list) || !self.may_allocate(&free_list) => None,
             None => {
                 free_list.made += 1;
                 drop(free_list);
-                PageBuffers::new(self.layout(), self.0.ledger.as_ref())
+                Some(PageBuffers::new(self.layout(), self.0.ledger.as_ref()))
             }
-        };
-        Some(Arc::new(Page::new(buffers, self.clone())))
+        }
     }
 
     fn has_headroom(&self, free_list: &FreeList) -> bool {

@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use crate::budget::Account;
-use crate::human_bytes;
+use crate::account::Account;
+use crate::bytes::human_bytes;
 
 /// Why memory could not be charged, or a plan not be made.
 #[derive(Debug, thiserror::Error)]

@@ -4,6 +4,7 @@
 //! memory; a [`Governor`](governor::Governor) corrects that while the model runs, by the memory [`pressure`] that the system
 //! reports and by what every step costs. [`thermal`] reads the temperature of the machine.
 
+mod account;
 mod budget;
 mod bytes;
 #[cfg(target_os = "linux")]
@@ -15,10 +16,13 @@ pub mod planner;
 pub mod pressure;
 mod priority;
 pub mod process;
+mod size;
 pub mod thermal;
 
-pub use budget::{Account, Budget, Charge};
-pub use bytes::{human_bytes, parse_bytes};
+pub use account::Account;
+pub use budget::{Budget, Charge};
+pub use bytes::human_bytes;
 pub use error::MemoryError;
 pub use page_faults::{MajorPageFaults, PageFaults};
 pub use priority::Priority;
+pub use size::parse_bytes;

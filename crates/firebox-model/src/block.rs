@@ -6,6 +6,7 @@ use firebox_cache::{LayerCache, LayerLayout};
 
 use crate::ModelError;
 use crate::config::BlockConfig;
+use crate::experts::CachedExperts;
 use crate::feed_forward::FeedForward;
 use crate::mixer::Mixer;
 use crate::norm::RmsNorm;
@@ -24,14 +25,19 @@ pub struct Block {
 }
 
 impl Block {
-    pub(crate) fn load(config: &BlockConfig, weights: &Weights<'_>) -> Result<Self, ModelError> {
+    /// Builds the module. Experts of a mixture come from the cache if there is one.
+    pub(crate) fn load(
+        config: &BlockConfig,
+        weights: &Weights<'_>,
+        experts: Option<CachedExperts>,
+    ) -> Result<Self, ModelError> {
         let optional = |norm: &Option<_>| norm.as_ref().map(|norm| RmsNorm::load(norm, weights)).transpose();
         Ok(Self {
             mixer_norm: RmsNorm::load(&config.mixer_norm, weights)?,
             mixer: Mixer::load(&config.mixer, weights)?,
             mixer_output_norm: optional(&config.mixer_output_norm)?,
             feed_forward_norm: RmsNorm::load(&config.feed_forward_norm, weights)?,
-            feed_forward: FeedForward::load(&config.feed_forward, weights)?,
+            feed_forward: FeedForward::load(&config.feed_forward, weights, experts)?,
             feed_forward_output_norm: optional(&config.feed_forward_output_norm)?,
         })
     }

@@ -1,28 +1,24 @@
 //! The decoder: embedding, blocks, final norm and unembedding, with resident or streamed weights.
 
 use std::cell::RefCell;
-use std::ops::Range;
 use std::sync::{Arc, MutexGuard, OnceLock, PoisonError, RwLock};
-use std::time::{Duration, Instant};
 
 use burn::tensor::{DType, Device, Tensor};
 use firebox_cache::{KvType, LayerLayout, Layout, PagePool, SequenceCache};
-use firebox_kernels::on_pool;
 use firebox_store::Checkpoint;
 
+use crate::ModelError;
 use crate::block::Block;
 use crate::config::DecoderConfig;
 use crate::families::Architecture;
 use crate::feed_forward::{FeedForward, OwnFeedForward};
 use crate::mixer::{Mixer, MixerMemory, OwnMixer};
 use crate::norm::RmsNorm;
-use crate::observer::{Observer, Passed};
-use crate::pass::{LogitRows, Pass};
+use crate::observer::Observer;
 use crate::resident::ResidentWeights;
-use crate::rows::{Input, indices};
+use crate::rows::indices;
 use crate::streamed::StreamedWeights;
 use crate::weights::Weights;
-use crate::{Encoder, Head, ModelError};
 
 /// A decoder: embedding, blocks, final norm, unembedding.
 #[derive(Debug)]
@@ -278,162 +274,12 @@ impl Decoder {
         Ok(cache.compact_positions(rotate)?)
     }
 
-    /// A whole pass: the logits of some tokens that follow what is cached.
-    pub fn forward(
-        &self,
-        tokens: &[u32],
-        length: usize,
-        cache: &mut SequenceCache,
-        wanted: LogitRows,
-    ) -> Result<Tensor<2>, ModelError> {
-        let input = Input::new(tokens, cache.position(), length);
-        self.forward_together(&[input], &mut [cache], wanted)
-    }
-
-    /// Runs a whole pass for several sequences at once, each with its own cache.
-    pub fn forward_together(
-        &self,
-        inputs: &[Input<'_>],
-        caches: &mut [&mut SequenceCache],
-        wanted: LogitRows,
-    ) -> Result<Tensor<2>, ModelError> {
-        let _turn = self.stream_guard();
-        on_pool(&self.device, || {
-            let began = Instant::now();
-            self.expect(inputs, true);
-            let logits = self.finished(inputs, caches)?.logits(self, wanted)?;
-            self.passed(inputs, logits.dims()[0], began);
-            Ok(logits)
-        })
-    }
-
-    /// Begins a pass that the caller steps through; `logits` says whether logits will be asked of it. With streamed weights,
-    /// only one pass may be under way at a time.
-    pub fn begin_pass(&self, inputs: &[Input<'_>], logits: bool) -> Result<Pass, ModelError> {
-        self.expect(inputs, logits);
-        Pass::begin(self, inputs)
-    }
-
-    /// Reports the end of such a pass; `time` excludes what came between its layers.
-    pub fn end_pass(&self, passed: Passed, time: Duration) {
-        if let Some(observer) = self.observer() {
-            observer.pass(passed, Instant::now().checked_sub(time).unwrap_or_else(Instant::now));
-        }
-        if let Parts::Streamed(streamed) = &self.parts {
-            streamed.pass_ended(passed.rows, time);
-        }
-    }
-
-    /// Runs a whole pass without computing logits.
-    pub fn encode(&self, input: Input<'_>, cache: &mut SequenceCache) -> Result<(), ModelError> {
-        let _turn = self.stream_guard();
-        on_pool(&self.device, || {
-            let began = Instant::now();
-            self.expect(&[input], false);
-            self.finished(&[input], &mut [cache])?;
-            self.passed(&[input], 0, began);
-            Ok(())
-        })
-    }
-
-    /// Makes a sequence's cache ready to be [taken through another head](Self::replay), in pieces of at most `most`
-    /// tokens. An error leaves it as it was; otherwise it is that of no head, until the last piece went through.
-    pub fn begin_replay(
-        &self,
-        cache: &mut SequenceCache,
-        most: usize,
-    ) -> Result<Vec<Range<usize>>, ModelError> {
-        let split = self.split().ok_or(ModelError::NoSplit)?;
-        Ok(cache.begin_replay(split, most)?)
-    }
-
-    /// Takes what a sequence keeps of its tokens through another head, which the sequence's cache is then that of. The
-    /// trunk does not run. `tokens` are those of the sequence.
-    pub fn replay(
-        &self,
-        head: Option<&Arc<Head>>,
-        tokens: &[u32],
-        length: usize,
-        pieces: Vec<Range<usize>>,
-        cache: &mut SequenceCache,
-    ) -> Result<(), ModelError> {
-        let layout = cache.pool().layout();
-        let (Some(split), Some(states)) = (self.split(), self.states_layer(layout)) else {
-            return Err(ModelError::NoSplit);
-        };
-        let _turn = self.stream_guard();
-        let began = Instant::now();
-        for piece in pieces {
-            let Some(mut replay) = cache.replay(states, piece.clone()) else {
-                return Err(ModelError::NoSplit);
-            };
-            on_pool(&self.device, || {
-                let position = replay.view.position();
-                let input = Input { tokens: &tokens[piece], position, length, head };
-                self.expect(&[input], false);
-                let mut pass = Pass::over(self, &[input], replay.states.clone(), split)?;
-                while pass.next_layer() < self.layers() {
-                    pass.step(self, &mut [&mut replay.view])?;
-                }
-                Ok::<_, ModelError>(())
-            })?;
-            cache.finish_replay(replay, split);
-        }
-        if let Some(observer) = self.observer() {
-            observer.replay(tokens.len(), began);
-        }
-        Ok(())
-    }
-
-    fn finished(&self, inputs: &[Input<'_>], caches: &mut [&mut SequenceCache]) -> Result<Pass, ModelError> {
-        let mut pass = Pass::begin(self, inputs)?;
-        while pass.next_layer() < self.layers() {
-            pass.step(self, caches)?;
-        }
-        Ok(pass)
-    }
-
-    /// The hidden states after the first `layers` layers of a sequence that is nothing but `tokens`, `[tokens,
-    /// hidden_size]`. Later layers do not run.
-    pub fn hidden_after(&self, tokens: &[u32], layers: usize) -> Result<Tensor<2>, ModelError> {
-        let _turn = self.stream_guard();
-        on_pool(&self.device, || {
-            let layers = layers.min(self.layers());
-            self.read_ahead(layers, false);
-            let mut cache = self.cache();
-            let mut pass = Pass::begin(self, &[Input::new(tokens, 0, tokens.len())])?;
-            while pass.next_layer() < layers {
-                pass.step(self, &mut [&mut cache])?;
-            }
-            Ok(pass.hidden())
-        })
-    }
-
-    /// The hidden states of several sequences that are nothing but their tokens, after all layers and the final norm:
-    /// `[tokens, hidden_size]` for each. None sees another.
-    pub fn states(&self, texts: &[&[u32]]) -> Result<Vec<Tensor<2>>, ModelError> {
-        let _turn = self.stream_guard();
-        on_pool(&self.device, || {
-            self.read_ahead(self.layers(), false);
-            let inputs: Vec<_> = texts.iter().map(|tokens| Input::new(tokens, 0, tokens.len())).collect();
-            let mut caches: Vec<_> = texts.iter().map(|_| self.cache()).collect();
-            let pass = self.finished(&inputs, &mut caches.iter_mut().collect::<Vec<_>>())?;
-            let states = self.final_norm.forward(pass.hidden());
-            let mut row = 0;
-            let of = |tokens: &&[u32]| {
-                row += tokens.len();
-                states.clone().narrow(0, row - tokens.len(), tokens.len())
-            };
-            Ok(texts.iter().map(of).collect())
-        })
-    }
-
     /// Waits until no other pass streams the weights.
-    fn stream_guard(&self) -> StreamGuard<'_> {
+    pub(crate) fn stream_guard(&self) -> StreamGuard<'_> {
         StreamGuard { _streaming: self.streamed().map(|streamed| streamed.lock().lock()) }
     }
 
-    /// Takes the guard that every [step](Pass::step) of an interleaved pass holds, from before it enters the thread pool. Returns none
+    /// Takes the guard that every [step](crate::Pass::step) of an interleaved pass holds, from before it enters the thread pool. Returns none
     /// if another pass streams the weights or waits to.
     pub fn try_stream(&self) -> Option<StreamGuard<'_>> {
         let streaming = match self.streamed() {
@@ -441,25 +287,6 @@ impl Decoder {
             None => None,
         };
         Some(StreamGuard { _streaming: streaming })
-    }
-
-    /// Says what the next passes will ask for, so that nothing else is read ahead.
-    fn expect(&self, inputs: &[Input<'_>], logits: bool) {
-        match self.split() {
-            Some(split) if inputs.iter().all(|input| input.head.is_some()) => self.read_ahead(split, false),
-            _ => self.read_ahead(self.layers(), logits),
-        }
-    }
-
-    fn read_ahead(&self, layers: usize, logits: bool) {
-        if let Parts::Streamed(streamed) = &self.parts {
-            streamed.read_ahead_layers(layers, logits);
-        }
-    }
-
-    fn passed(&self, inputs: &[Input<'_>], logits: usize, began: Instant) {
-        let rows = inputs.iter().map(|input| input.tokens.len()).sum();
-        self.end_pass(Passed { sequences: inputs.len(), rows, logits }, began.elapsed());
     }
 
     pub(crate) fn block(&self, index: usize) -> Result<Arc<Block>, ModelError> {
@@ -477,17 +304,17 @@ impl Decoder {
         Ok(self.config.scaled(embedded))
     }
 
-    pub(crate) fn unembed(&self, hidden: Tensor<2>, head: Option<&Head>) -> Result<Tensor<2>, ModelError> {
-        let hidden = match head {
-            Some(head) => head.completed(hidden),
-            None => self.final_norm.forward(hidden),
-        };
-        let logits = match (head.and_then(Head::unembedding), &self.parts) {
-            (Some(own), _) => own.multiply(hidden),
-            (None, Parts::Resident(whole)) => whole.unembedding.multiply(hidden),
-            (None, Parts::Streamed(streamed)) => streamed.unembed(&hidden)?,
-        };
-        Ok(self.config.capped(logits))
+    /// Applies the final norm.
+    pub(crate) fn normalize(&self, hidden: Tensor<2>) -> Tensor<2> {
+        self.final_norm.forward(hidden)
+    }
+
+    /// Multiplies normalized hidden states with the unembedding.
+    pub(crate) fn unembed(&self, hidden: &Tensor<2>) -> Result<Tensor<2>, ModelError> {
+        match &self.parts {
+            Parts::Resident(whole) => Ok(whole.unembedding.multiply(hidden.clone())),
+            Parts::Streamed(streamed) => streamed.unembed(hidden),
+        }
     }
 }
 
@@ -533,26 +360,5 @@ impl DecoderConfig {
     /// changes, what was cached before does not fit what comes after.
     pub fn position_epoch(&self, length: usize) -> usize {
         self.ropes.iter().map(|rope| rope.epoch(length)).max().unwrap_or(0)
-    }
-}
-
-/// A model of either kind.
-#[derive(Debug)]
-pub enum Network {
-    /// It continues text.
-    Decoder(Arc<Decoder>),
-    /// It turns text into a vector.
-    Encoder(Encoder),
-}
-
-impl Network {
-    /// Builds whichever kind the checkpoint is.
-    pub fn load(checkpoint: &Checkpoint, device: &Device) -> Result<Self, ModelError> {
-        match Architecture::from_json(checkpoint.config())? {
-            Architecture::Decoder(_) => {
-                Decoder::load(checkpoint, device).map(|decoder| Self::Decoder(Arc::new(decoder)))
-            }
-            Architecture::Encoder(_) => Encoder::load(checkpoint, device).map(Self::Encoder),
-        }
     }
 }

@@ -5,38 +5,14 @@ use std::cell::RefCell;
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Int, Tensor, TensorData, activation};
 use firebox_store::Checkpoint;
-use serde::Serialize;
 
 use crate::ModelError;
-use crate::config::Activation;
+use crate::encoder_config::EncoderConfig;
 use crate::families::Architecture;
 use crate::linear::Linear;
 use crate::matrix::Matrix;
 use crate::pooling::{Pooling, of_length_one};
 use crate::weights::Weights;
-
-/// Configuration of a sentence encoder.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct EncoderConfig {
-    /// Rows of the embedding.
-    pub vocab_size: usize,
-    /// Width of the hidden state.
-    pub hidden_size: usize,
-    /// Inner width of the feed-forward networks.
-    pub inner_size: usize,
-    /// Number of layers.
-    pub layers: usize,
-    /// Attention heads.
-    pub heads: usize,
-    /// Length of the longest text in tokens.
-    pub max_positions: usize,
-    /// Number of token types, which distinguish the two texts of a pair.
-    pub token_types: usize,
-    /// Added to the variance.
-    pub epsilon: f64,
-    /// Activation of the feed-forward networks.
-    pub activation: Activation,
-}
 
 /// Input of an encoder: a text, or a pair of texts that are read together.
 #[derive(Debug, Clone, Copy)]

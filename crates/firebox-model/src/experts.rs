@@ -40,8 +40,12 @@ struct Assignment {
 }
 
 impl MixtureOfExperts {
-    pub(crate) fn load(config: &ExpertsConfig, weights: &Weights<'_>) -> Result<Self, ModelError> {
-        let cached = weights.experts().cloned();
+    /// Builds the module. The experts are those of the cache if there is one, and the checkpoint's otherwise.
+    pub(crate) fn load(
+        config: &ExpertsConfig,
+        weights: &Weights<'_>,
+        cached: Option<CachedExperts>,
+    ) -> Result<Self, ModelError> {
         let here = if cached.is_some() { 0 } else { config.experts };
         let experts = (0..here)
             .map(|expert| {

@@ -8,7 +8,7 @@ use burn::tensor::Tensor;
 
 use crate::config::FeedForwardConfig;
 use crate::error::{ComponentError, ModelError, of_width};
-use crate::experts::MixtureOfExperts;
+use crate::experts::{CachedExperts, MixtureOfExperts};
 use crate::gated::GatedFeedForward;
 use crate::weights::Weights;
 
@@ -41,12 +41,17 @@ pub struct HeldFeedForward {
 }
 
 impl FeedForward {
-    pub(crate) fn load(config: &FeedForwardConfig, weights: &Weights<'_>) -> Result<Self, ModelError> {
+    /// Builds the module. A mixture uses the experts of the cache if there is one.
+    pub(crate) fn load(
+        config: &FeedForwardConfig,
+        weights: &Weights<'_>,
+        experts: Option<CachedExperts>,
+    ) -> Result<Self, ModelError> {
         let weights = weights.within("mlp.");
         Ok(match config {
             FeedForwardConfig::Gated(gated) => Self::Gated(GatedFeedForward::load(gated, &weights)?),
-            FeedForwardConfig::MixtureOfExperts(experts) => {
-                Self::MixtureOfExperts(MixtureOfExperts::load(experts, &weights)?)
+            FeedForwardConfig::MixtureOfExperts(mixture) => {
+                Self::MixtureOfExperts(MixtureOfExperts::load(mixture, &weights, experts)?)
             }
         })
     }

@@ -7,9 +7,9 @@ use std::time::Instant;
 use burn::tensor::Tensor;
 use firebox_cache::SequenceCache;
 
+use crate::input::Input;
 use crate::observer::Observer;
-use crate::rows::indices;
-use crate::rows::{Input, Rows};
+use crate::rows::{Rows, indices};
 use crate::{Decoder, Head, ModelError};
 
 /// A forward pass as a value: it can stop between any two layers and continue later.
@@ -83,7 +83,7 @@ impl Pass {
                 remedy: "let a sequence that is classified pass alone",
             });
         }
-        let rows = Rows::new(model.config(), inputs, model.device());
+        let rows = Rows::new(model.config(), inputs.iter().map(Input::span), model.device());
         let part = HeadGroup { inputs: (0..inputs.len()).collect(), rows, hidden, head: None };
         let observer = model.observer().filter(|observer| observer.follows());
         Ok(Self { parts: vec![part], heads, next_layer, observer })
@@ -247,7 +247,7 @@ impl Pass {
             }
             let all = indexes.len() == hidden.dims()[0];
             let hidden = if all { hidden } else { hidden.select(0, indices(&indexes, model.device())) };
-            let logits = model.unembed(hidden, head.as_deref())?;
+            let logits = unembed(model, head.as_deref(), hidden)?;
             if alone {
                 return Ok(logits);
             }
@@ -277,7 +277,7 @@ impl Pass {
                     hidden.select(0, indices(&last, model.device()))
                 }
             };
-            let logits = model.unembed(hidden, head.as_deref())?;
+            let logits = unembed(model, head.as_deref(), hidden)?;
             if alone {
                 return Ok(logits);
             }
@@ -291,4 +291,17 @@ impl Pass {
         of_members.sort_by_key(|(member, _)| *member);
         Ok(Tensor::cat(of_members.into_iter().map(|(_, logits)| logits).collect(), 0))
     }
+}
+
+/// Applies the final norm and the unembedding of a head, or the decoder's own: `[rows, vocab_size]`.
+fn unembed(model: &Decoder, head: Option<&Head>, hidden: Tensor<2>) -> Result<Tensor<2>, ModelError> {
+    let hidden = match head {
+        Some(head) => head.completed(hidden),
+        None => model.normalize(hidden),
+    };
+    let logits = match head.and_then(Head::unembedding) {
+        Some(own) => own.multiply(hidden),
+        None => model.unembed(&hidden)?,
+    };
+    Ok(model.config().capped(logits))
 }

@@ -92,7 +92,7 @@ impl DecoderConfig {
 
     /// Builds a block from tensors with their full names.
     pub(crate) fn load_block(&self, index: usize, root: &Weights<'_>) -> Result<Block, ModelError> {
-        Block::load(&self.blocks[index], &root.within(&self.block_prefix(index)))
+        Block::load(&self.blocks[index], &root.within(&self.block_prefix(index)), None)
     }
 }
 

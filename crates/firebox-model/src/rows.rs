@@ -1,34 +1,11 @@
-//! The rows of one pass: the input tokens of its sequences, with their positions and rotary tables.
+//! The rows of one pass: those of each of its sequences, with their positions and rotary tables.
 
 use std::ops::Range;
-use std::sync::Arc;
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
-use crate::Head;
 use crate::config::DecoderConfig;
 use crate::rope::RopeTable;
-
-/// Consecutive tokens of one sequence, on their way through the layers.
-#[derive(Debug, Clone, Copy)]
-pub struct Input<'a> {
-    /// The tokens.
-    pub tokens: &'a [u32],
-    /// How many tokens of the sequence have passed before.
-    pub position: usize,
-    /// How long the sequence is known to become, at least: position schemes that depend on the length of
-    /// the sequence use it, so that a prompt means the same in one piece and in several.
-    pub length: usize,
-    /// What its last layers are; absent means the model's own.
-    pub head: Option<&'a Arc<Head>>,
-}
-
-impl<'a> Input<'a> {
-    /// Tokens for the model's own last layers.
-    pub fn new(tokens: &'a [u32], position: usize, length: usize) -> Self {
-        Self { tokens, position, length, head: None }
-    }
-}
 
 /// What layers need to know about the rows of a hidden state, worked out once for all of them.
 #[derive(Debug, Clone)]
@@ -46,27 +23,20 @@ pub(crate) struct Group {
     pub length: usize,
 }
 
+/// How many rows a sequence has in a pass, from which position on, and how long it is known to become.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Span {
+    pub rows: usize,
+    pub position: usize,
+    pub length: usize,
+}
+
 impl Rows {
-    pub fn new(config: &DecoderConfig, inputs: &[Input<'_>], device: &Device) -> Self {
-        let inputs = inputs.iter().map(|input| (input.tokens.len(), input.position, input.length));
-        Self::of(config, inputs, device)
-    }
-
-    /// Those of some groups, in that order.
-    pub fn some(&self, groups: &[usize], config: &DecoderConfig, device: &Device) -> Self {
-        let groups = groups.iter().map(|&group| &self.groups[group]);
-        Self::of(config, groups.map(|group| (group.rows.len(), group.position, group.length)), device)
-    }
-
-    /// Of how many rows, from which position and for which length each group is.
-    fn of(
-        config: &DecoderConfig,
-        groups: impl Iterator<Item = (usize, usize, usize)>,
-        device: &Device,
-    ) -> Self {
+    /// Lays out the rows of some sequences one after the other.
+    pub fn new(config: &DecoderConfig, spans: impl Iterator<Item = Span>, device: &Device) -> Self {
         let mut next = 0;
-        let groups: Vec<Group> = groups
-            .map(|(count, position, length)| {
+        let groups: Vec<Group> = spans
+            .map(|Span { rows: count, position, length }| {
                 let rows = next..next + count;
                 next = rows.end;
                 Group { rows, position, length: length.max(position + count) }
@@ -78,6 +48,17 @@ impl Rows {
             .collect();
         let ropes = config.ropes.iter().map(|rope| RopeTable::new(rope, &spans, device)).collect();
         Self { groups, ropes }
+    }
+
+    /// Those of some groups, in that order.
+    pub fn some(&self, groups: &[usize], config: &DecoderConfig, device: &Device) -> Self {
+        let groups = groups.iter().map(|&group| &self.groups[group]);
+        let spans = groups.map(|group| Span {
+            rows: group.rows.len(),
+            position: group.position,
+            length: group.length,
+        });
+        Self::new(config, spans, device)
     }
 
     pub fn rope(&self, index: usize) -> &RopeTable {

@@ -419,8 +419,9 @@ impl StreamedWeights {
         experts: Option<CachedExperts>,
     ) -> Result<Arc<Block>, ModelError> {
         let taken = RefCell::default();
-        let weights = Weights::new(tensors, &self.device, &taken).without_experts(experts);
-        self.config.load_block(index, &weights).map(Arc::new)
+        let weights = Weights::new(tensors, &self.device, &taken);
+        let weights = weights.within(&self.config.block_prefix(index));
+        Block::load(&self.config.blocks[index], &weights, experts).map(Arc::new)
     }
 
     fn unembedding_rows(&self, loaded: &LoadedTensors) -> Result<Arc<Matrix>, ModelError> {

@@ -19,8 +19,7 @@ use crate::head::{CLASSIFIER, HeadForm, Overlaid};
 use crate::initial::{Initial, Seeded};
 use crate::matrix::Matrix;
 use crate::norm::RmsNorm;
-use crate::rows::indices;
-use crate::rows::{Input, Rows};
+use crate::rows::{Rows, Span, indices};
 use crate::weights::{Learned, Learning, Weights};
 
 /// The layers of a decoder to be trained, with the norm and unembedding behind them: a whole model from its
@@ -254,10 +253,8 @@ impl Tower {
         if lengths.iter().sum::<usize>() != hidden.dims()[0] || lengths.contains(&0) {
             return Err(ModelError::NoTokens);
         }
-        let placeholders = vec![0; lengths.iter().copied().max().unwrap_or(0)];
-        let inputs: Vec<_> =
-            lengths.iter().map(|&length| Input::new(&placeholders[..length], 0, length)).collect();
-        let rows = Rows::new(config, &inputs, device);
+        let spans = lengths.iter().map(|&length| Span { rows: length, position: 0, length });
+        let rows = Rows::new(config, spans, device);
         let mut at_exit = None;
         let layers = (*first..end).zip(&self.blocks);
         for ((layer, block), config) in layers.zip(&config.blocks[(*first).min(config.blocks.len())..]) {

@@ -11,7 +11,6 @@ use firebox_store::{Bits, BlockType, Dtype, Encoding, Tensors, Weight};
 
 use crate::ModelError;
 use crate::adapter_plan::AdapterPlan;
-use crate::experts::CachedExperts;
 use crate::initial::Initial;
 use crate::matrix::{BlockMatrix, DenseMatrix, GroupedMatrix, Matrix};
 
@@ -23,7 +22,6 @@ pub(crate) struct Weights<'a> {
     device: Device,
     scope: String,
     taken: &'a RefCell<BTreeSet<String>>,
-    experts: Option<CachedExperts>,
     adapter_scale: f32,
     /// Offset of a norm's weight: initial values are lower by it.
     added: f32,
@@ -59,7 +57,6 @@ impl<'a> Weights<'a> {
             device: device.clone(),
             scope: String::new(),
             taken,
-            experts: None,
             adapter_scale: 1.0,
             added: 0.0,
             learning: None,
@@ -94,16 +91,6 @@ impl<'a> Weights<'a> {
     /// Returns the tensors for another device.
     pub fn on(&self, device: Device) -> Self {
         Self { device, ..self.clone() }
-    }
-
-    /// Returns the tensors without the experts of mixtures, which come from a cache.
-    pub fn without_experts(self, experts: Option<CachedExperts>) -> Self {
-        Self { experts, ..self }
-    }
-
-    /// Returns the source of experts, if it is not these tensors.
-    pub fn experts(&self) -> Option<&CachedExperts> {
-        self.experts.as_ref()
     }
 
     /// Returns the device that tensors are put on.

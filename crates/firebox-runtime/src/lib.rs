@@ -59,4 +59,6 @@ pub use model::Model;
 pub use pocket::pocket_model;
 pub use prefix::{Origin, PersistentPrefix, PrefixHit, PrefixLimits, PrefixOptions, PrefixStats, PrefixTree};
 pub use readback::read_floats;
+#[cfg(feature = "fuzzing")]
+pub use session::check_session_operations;
 pub use session::{BranchId, BranchInfo, Branches, OWN_HEAD, Session, SessionFile, SessionSummary};

@@ -12,14 +12,15 @@ use firebox_store::{Checkpoint, Heads, SegmentId, SourceKind};
 use firebox_text::Tokenizer;
 
 use crate::Charge;
-use crate::heads::pool::{HeadPool, HeadPoolConfig};
+use crate::RuntimeError;
+use crate::heads::config::HeadPoolConfig;
+use crate::heads::pool::HeadPool;
 use crate::heads::source::InstalledHeads;
 use crate::memory::{release_to_os, release_with_code};
 use crate::readahead::read_all_of;
 use crate::reporter::Reporter;
 use crate::residency::Residency;
 use crate::telemetry::{Meters, Telemetry};
-use crate::{ModelDrafter, RuntimeError};
 
 /// An open model: its network on a device, and its tokenizer.
 #[derive(Debug, Clone)]
@@ -122,8 +123,37 @@ impl Model {
 
     /// Sets a smaller model with the same vocabulary that drafts this model's answers.
     pub fn with_draft(self, draft: Self) -> Result<Self, RuntimeError> {
-        ModelDrafter::new(&draft, &self)?;
+        self.check_draft(&draft)?;
+        // What keeps it from drafting is an error now and not when the engine begins.
+        drop(draft.session()?);
         Ok(Self { draft: Some(Arc::new(draft)), ..self })
+    }
+
+    /// Returns an error unless a model has the same vocabulary, so that it can draft this model's answers.
+    pub(crate) fn check_draft(&self, draft: &Self) -> Result<(), RuntimeError> {
+        let path = |model: &Self| model.checkpoint().path().to_path_buf();
+        let differ = |difference: String| RuntimeError::DraftVocabulary {
+            draft: path(draft),
+            model: path(self),
+            difference,
+        };
+        let sizes = (draft.decoder()?.config().vocab_size, self.decoder()?.config().vocab_size);
+        if sizes.0 != sizes.1 {
+            return Err(differ(format!("it has {} tokens and not {}", sizes.0, sizes.1)));
+        }
+        if let (Ok(of_draft), Ok(of_model)) = (draft.tokenizer(), self.tokenizer()) {
+            let spelled = |id: u32| (of_draft.id_to_token(id), of_model.id_to_token(id));
+            let other = (0..sizes.0 as u32).find(|&id| spelled(id).0 != spelled(id).1);
+            if let Some(id) = other {
+                let (of_draft, of_model) = spelled(id);
+                return Err(differ(format!(
+                    "token {id} is {:?} and not {:?}",
+                    of_draft.unwrap_or_default(),
+                    of_model.unwrap_or_default()
+                )));
+            }
+        }
+        Ok(())
     }
 
     /// Returns the model that drafts its answers, if there is one.

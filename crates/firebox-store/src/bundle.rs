@@ -4,13 +4,13 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
 use crate::catalog::{Place, Span, TensorInfo};
-use crate::checkpoint::{Parts, SourceKind};
 use crate::encoding::{Dtype, Encoding};
 use crate::error::{Fault, StoreError};
 use crate::excerpt::Shape;
 use crate::folder::{Folder, MAX_INDEX, MAX_JSON};
 use crate::manifest::{MANIFEST, Manifest, ManifestSegment, PADDING, SCALES};
 use crate::mapping::Mapping;
+use crate::parts::{Parts, SourceKind};
 use crate::safetensors::{Entry, Header};
 use crate::text::TextAssets;
 

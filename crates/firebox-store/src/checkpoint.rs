@@ -1,7 +1,7 @@
 //! A model on disk in any supported format.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::Value;
@@ -10,6 +10,7 @@ use crate::catalog::{Catalog, Place, Span, TensorInfo};
 use crate::encoding::Quantization;
 use crate::error::StoreError;
 use crate::mapping::Mapping;
+use crate::parts::{Parts, SourceKind};
 use crate::segment::{Segment, SegmentId};
 use crate::text::TextAssets;
 use crate::weight::Weight;
@@ -19,30 +20,6 @@ use crate::{bundle, gguf, huggingface};
 /// from disk.
 const FINGERPRINT_SAMPLE_BYTES: usize = 256;
 const FINGERPRINT_SAMPLES: usize = 4;
-
-/// The format a checkpoint was opened from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum SourceKind {
-    /// A directory of safetensors files in the layout of the Hugging Face hub.
-    HuggingFace,
-    /// A GGUF file.
-    Gguf,
-    /// A directory written by [`import`](crate::import()).
-    Bundle,
-}
-
-/// The result of opening any format. Spans have been checked against the lengths of the files.
-pub(crate) struct Parts {
-    pub(crate) path: PathBuf,
-    pub(crate) source: SourceKind,
-    pub(crate) config: Value,
-    pub(crate) text: TextAssets,
-    pub(crate) files: Vec<Mapping>,
-    pub(crate) tensors: Vec<(TensorInfo, Place)>,
-    pub(crate) quantization: Option<Quantization>,
-    /// Content hashes of segments; known for bundles only.
-    pub(crate) hashes: BTreeMap<SegmentId, String>,
-}
 
 struct Inner {
     source: SourceKind,

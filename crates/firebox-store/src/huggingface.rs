@@ -6,7 +6,6 @@ use std::path::Path;
 use serde::de::{IgnoredAny, MapAccess};
 
 use crate::catalog::{Place, Span, TensorInfo};
-use crate::checkpoint::{Parts, SourceKind};
 use crate::encoding::Encoding;
 use crate::error::{Fault, StoreError};
 use crate::excerpt::Excerpt;
@@ -14,6 +13,7 @@ use crate::folder::{Folder, MAX_INDEX, MAX_JSON};
 use crate::json::{Ignored, Json, Object};
 use crate::manifest::PADDING;
 use crate::mapping::Mapping;
+use crate::parts::{Parts, SourceKind};
 use crate::safetensors::Header;
 use crate::segment::SegmentId;
 use crate::text::TextAssets;

@@ -4,34 +4,25 @@
 //! files are written beside the destination, made durable, and renamed into place at the end: a bundle that can be opened is
 //! complete, and an interrupted one has no manifest.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
-use std::io::{Read, Seek, Write};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use crate::catalog::{Place, Span, TensorInfo};
-use crate::checkpoint::{Checkpoint, SourceKind, combined_hash};
-use crate::encoding::{Encoding, Quantization, TILE_ROWS};
+use crate::checkpoint::{Checkpoint, combined_hash};
+use crate::encoding::{Encoding, Quantization};
 use crate::error::StoreError;
-use crate::excerpt::Shape;
-use crate::files::{self, File};
+use crate::files;
 use crate::folder::{Folder, MAX_JSON, MAX_TOKENIZER};
 use crate::heads;
-use crate::manifest::{MANIFEST, Manifest, ManifestSegment, ManifestTensor, file_of};
+use crate::manifest::{MANIFEST, Manifest, ManifestSegment};
 use crate::partial::{PartialFolder, sync_folder};
-use crate::quantize::{is_quantized, quantize_tiles};
+use crate::parts::SourceKind;
+use crate::progress::Progress;
 use crate::segment::SegmentId;
+use crate::segment_writer::{SegmentWriter, segment_ids};
 use crate::text::{CHAT_TEMPLATE, GGUF_VOCABULARY, TOOLS_TEMPLATE, TokenizerSource};
-use crate::weight::decode;
-use crate::writer::{FileLayout, TensorWriter};
-
-/// Bytes of a tensor in memory at a time: large enough to stream from a disk, small beside any model.
-const COPY_BUFFER_BYTES: usize = 4 << 20;
-
-/// The longest row that can be quantized, because all rows of a tile are in memory together.
-const MAX_ROW: usize = 1 << 20;
+use crate::writer::TensorWriter;
 
 /// Files that are copied into the bundle unchanged.
 const COPIED_FILES: [&str; 13] = [
@@ -56,17 +47,6 @@ const COPIED_FILES: [&str; 13] = [
 pub struct ImportOptions {
     /// Quantizes projections and embeddings, if given.
     pub quantize: Option<Quantization>,
-}
-
-/// The progress of an import or a verification.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Progress {
-    /// The current tensor or segment.
-    pub item: String,
-    /// Bytes of the source that were processed.
-    pub done: u64,
-    /// Bytes of the source in total.
-    pub total: u64,
 }
 
 /// The result of an import.
@@ -107,9 +87,9 @@ pub fn import(
     let checkpoint = Checkpoint::open(source)?;
     let heads_left = heads::installed(&checkpoint)?;
     let partial = PartialFolder::create(destination)?;
-    let mut import = Import {
+    let mut writer = SegmentWriter {
         checkpoint: &checkpoint,
-        options,
+        quantize: options.quantize,
         progress,
         done: 0,
         total: checkpoint.tensors().map(|info| info.bytes).sum(),
@@ -123,11 +103,11 @@ pub fn import(
     let mut segments = Vec::new();
     for segment in segment_ids(&checkpoint) {
         segments.push(
-            import.segment(segment, |file, layout| TensorWriter::create(&partial.path.join(file), layout))?,
+            writer.segment(segment, |file, layout| TensorWriter::create(&partial.path.join(file), layout))?,
         );
     }
-    if import.spill.exists() {
-        files::remove_file(&import.spill).map_err(|error| StoreError::io(&import.spill, "remove", error))?;
+    if writer.spill.exists() {
+        files::remove_file(&writer.spill).map_err(|error| StoreError::io(&writer.spill, "remove", error))?;
     }
     sync_folder(&segments_folder)?;
 
@@ -143,8 +123,8 @@ pub fn import(
         path: destination.to_owned(),
         segments: segments.len(),
         tensors: checkpoint.tensors().count(),
-        quantized: import.quantized,
-        bytes_read: import.done,
+        quantized: writer.quantized,
+        bytes_read: writer.done,
         bytes_written: segments.iter().map(|segment| segment.bytes).sum(),
         hash: hash.clone(),
         heads_left,
@@ -162,176 +142,6 @@ pub fn import(
     write_json(&partial.path.join(MANIFEST), &manifest)?;
     partial.publish(destination)?;
     Ok(report)
-}
-
-/// The hash of a segment's file in an unquantized bundle, computed without writing one.
-pub(crate) fn segment_hash(checkpoint: &Checkpoint, segment: SegmentId) -> Result<String, StoreError> {
-    let mut import = Import {
-        checkpoint,
-        options: &ImportOptions::default(),
-        progress: &mut |_| {},
-        done: 0,
-        total: 0,
-        quantized: 0,
-        spill: PathBuf::new(),
-    };
-    let written = import
-        .segment(segment, |file, layout| TensorWriter::hashing(&checkpoint.path().join(file), layout))?;
-    Ok(written.hash)
-}
-
-pub(crate) fn segment_ids(checkpoint: &Checkpoint) -> BTreeSet<SegmentId> {
-    checkpoint.tensors().map(|info| info.segment).collect()
-}
-
-struct Import<'a> {
-    checkpoint: &'a Checkpoint,
-    options: &'a ImportOptions,
-    progress: &'a mut dyn FnMut(Progress),
-    done: u64,
-    total: u64,
-    quantized: usize,
-    /// Scales of the current tensor, which are stored after its values but computed along with them.
-    spill: PathBuf,
-}
-
-impl Import<'_> {
-    /// The encoding of a tensor in the bundle.
-    fn target(&self, info: &TensorInfo) -> Encoding {
-        match self.options.quantize {
-            Some(quantization) if is_quantized(info) => Encoding::Grouped(quantization),
-            _ => info.encoding,
-        }
-    }
-
-    fn segment(
-        &mut self,
-        segment: SegmentId,
-        begin: impl FnOnce(&str, FileLayout) -> Result<TensorWriter, StoreError>,
-    ) -> Result<ManifestSegment, StoreError> {
-        let infos: Vec<&TensorInfo> =
-            self.checkpoint.tensors().filter(|info| info.segment == segment).collect();
-        let mut layout = FileLayout::new(segment);
-        let mut tensors = Vec::with_capacity(infos.len());
-        for info in &infos {
-            let encoding = self.target(info);
-            layout
-                .push_encoded(&info.name, &info.shape, encoding)
-                .map_err(|reason| StoreError::Decode { tensor: info.name.clone(), reason })?;
-            tensors.push(ManifestTensor { name: info.name.clone(), shape: info.shape.clone(), encoding });
-        }
-        let file = file_of(segment);
-        let mut writer = begin(&file, layout)?;
-        for info in infos {
-            let (_, place) = self.checkpoint.entry(&info.name)?;
-            let target = self.target(info);
-            writer.next_tensor()?;
-            match target {
-                Encoding::Grouped(quantization) if target != info.encoding => {
-                    self.quantize(info, *place, quantization, &mut writer)?;
-                }
-                _ => {
-                    self.copy(&info.name, place.data, &mut writer)?;
-                    if let Some(scales) = place.scales {
-                        writer.next_tensor()?;
-                        self.copy(&info.name, scales, &mut writer)?;
-                    }
-                }
-            }
-        }
-        let (bytes, hash) = writer.finish()?;
-        Ok(ManifestSegment { id: segment.to_string(), file, bytes, hash, tensors })
-    }
-
-    fn copy(&mut self, name: &str, span: Span, writer: &mut TensorWriter) -> Result<(), StoreError> {
-        let source = self.checkpoint.file(span);
-        let mut buffer = vec![0; span.len.min(COPY_BUFFER_BYTES)];
-        let mut at = 0;
-        while at < span.len {
-            let len = buffer.len().min(span.len - at);
-            source.read_at(&mut buffer[..len], span.start + at)?;
-            writer.write(&buffer[..len])?;
-            at += len;
-            self.advance(name, len);
-        }
-        Ok(())
-    }
-
-    fn quantize(
-        &mut self,
-        info: &TensorInfo,
-        place: Place,
-        quantization: Quantization,
-        writer: &mut TensorWriter,
-    ) -> Result<(), StoreError> {
-        let fault = |reason: String| StoreError::Quantize { tensor: info.name.clone(), reason };
-        let &[rows, inputs] = info.shape.as_slice() else {
-            return Err(fault(format!("shape {:?} is not [out, in]", Shape(&info.shape))));
-        };
-        if inputs == 0 || inputs > MAX_ROW {
-            return Err(fault(format!("rows of {inputs} inputs; expected 1 to {MAX_ROW}")));
-        }
-        // A span consists of equal rows, as its shape was checked for.
-        let row_bytes = place.data.len / rows.max(1);
-        let row_scale_bytes = place.scales.map_or(0, |scales| scales.len / rows.max(1));
-        // Read and written in whole tiles.
-        let chunk = (COPY_BUFFER_BYTES / (inputs * size_of::<f32>()))
-            .max(1)
-            .next_multiple_of(TILE_ROWS)
-            .min(rows.max(1));
-        let mut spill = self.open_spill()?;
-        let mut raw = vec![0; chunk * row_bytes];
-        let mut raw_scales = vec![0; chunk * row_scale_bytes];
-        let (mut values, mut packed, mut scales) = (Vec::new(), Vec::new(), Vec::new());
-        let mut row = 0;
-        while row < rows {
-            let count = chunk.min(rows - row);
-            let raw = &mut raw[..count * row_bytes];
-            self.checkpoint.file(place.data).read_at(raw, place.data.start + row * row_bytes)?;
-            let raw_scales = &mut raw_scales[..count * row_scale_bytes];
-            if let Some(span) = place.scales {
-                self.checkpoint.file(span).read_at(raw_scales, span.start + row * row_scale_bytes)?;
-            }
-            values.clear();
-            packed.clear();
-            scales.clear();
-            decode(info.encoding, inputs, raw, raw_scales, &mut values);
-            quantize_tiles(quantization, &values, inputs, &mut packed, &mut scales)
-                .map_err(|(at, reason)| fault(format!("row {}: {reason}", row + at)))?;
-            writer.write(&packed)?;
-            spill.write_all(&scales).map_err(|error| StoreError::io(&self.spill, "write", error))?;
-            row += count;
-            self.advance(&info.name, count * (row_bytes + row_scale_bytes));
-        }
-        writer.next_tensor()?;
-        self.append_spill(spill, writer)?;
-        self.quantized += 1;
-        Ok(())
-    }
-
-    fn open_spill(&self) -> Result<File, StoreError> {
-        let mut options = fs::File::options();
-        options.read(true).write(true).create(true).truncate(true);
-        File::open_with(&self.spill, &options).map_err(|error| StoreError::io(&self.spill, "create", error))
-    }
-
-    fn append_spill(&self, mut spill: File, writer: &mut TensorWriter) -> Result<(), StoreError> {
-        let fault = |error| StoreError::io(&self.spill, "read", error);
-        spill.rewind().map_err(fault)?;
-        let mut buffer = vec![0; 256 << 10];
-        loop {
-            let len = spill.read(&mut buffer).map_err(fault)?;
-            if len == 0 {
-                return Ok(());
-            }
-            writer.write(&buffer[..len])?;
-        }
-    }
-
-    fn advance(&mut self, item: &str, bytes: usize) {
-        self.done += bytes as u64;
-        (self.progress)(Progress { item: item.to_owned(), done: self.done, total: self.total });
-    }
 }
 
 /// Writes `config.json`, unchanged if the source had one. Returns the configuration that a reader will find.

@@ -88,10 +88,14 @@ mod manifest;
 mod mapping;
 mod memory;
 mod partial;
+mod parts;
+mod progress;
 mod quantize;
+mod read_at;
 mod read_unit;
 pub mod safetensors;
 mod segment;
+mod segment_writer;
 mod stream;
 mod tensor_file;
 mod text;
@@ -103,21 +107,27 @@ mod writer;
 
 pub use buffer::{BufferPool, DetachFlag};
 pub use catalog::TensorInfo;
-pub use checkpoint::{Checkpoint, SourceKind};
-pub use disk::{ReadAt, ReadMethod, read_rate, sample_units};
+pub use checkpoint::Checkpoint;
+pub use disk::{read_rate, sample_units};
 pub use encoding::{Bits, BlockType, Dtype, Encoding, Q4_CHUNK, Quantization, TILE_ROWS};
 pub use error::{Fault, StoreError};
+pub use gguf::vocabulary::GgufVocabulary;
 pub use heads::{
     HEAD, HeadFiles, HeadGeneration, HeadInfo, HeadManifest, HeadRow, HeadTable, Heads, NewHead, is_head_name,
 };
-pub use import::{ImportOptions, ImportReport, Progress, import};
+pub use import::{ImportOptions, ImportReport, import};
 pub use manifest::{MANIFEST, Manifest, ManifestSegment, ManifestTensor};
+pub use parts::SourceKind;
+pub use progress::Progress;
 pub use quantize::{encode, is_quantized, quantize};
+pub use read_at::{ReadAt, ReadMethod};
 pub use read_unit::{LoadedTensors, ReadUnit, Tensors, Unmapped};
 pub use segment::{Segment, SegmentId};
+#[cfg(feature = "fuzzing")]
+pub use stream::check_stream_events;
 pub use stream::{ReadObserver, Requested, Stream, StreamConfig, StreamReport};
 pub use tensor_file::{FileTensor, NewTensor, NewTensorFile, TensorFile};
-pub use text::{GgufVocabulary, TextAssets, TokenizerSource};
+pub use text::{TextAssets, TokenizerSource};
 pub use trunk::trunk_hash;
 pub use verify::{VerifyReport, verify};
 pub use weight::Weight;

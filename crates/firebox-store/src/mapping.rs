@@ -9,10 +9,10 @@ use memmap2::Mmap;
 #[cfg(unix)]
 use memmap2::{Advice, UncheckedAdvice};
 
-use crate::disk::ReadMethod;
 use crate::error::StoreError;
 use crate::files::File;
 use crate::folder::regular;
+use crate::read_at::ReadMethod;
 
 /// A read-only mapping of a whole file.
 #[derive(Debug)]

@@ -9,11 +9,11 @@ use bytes::Bytes;
 use crate::buffer::DetachFlag;
 use crate::catalog::{Span, TensorInfo};
 use crate::checkpoint::Checkpoint;
-use crate::disk::{BLOCK, ReadAt};
 use crate::encoding::{Encoding, TILE_ROWS, TILE_WORD};
 use crate::error::StoreError;
 use crate::mapping::aligned_copy;
 use crate::memory::{allocate, resident_size, trim};
+use crate::read_at::{BLOCK, ReadAt};
 use crate::tile::{self, SCALE};
 use crate::weight::Weight;
 

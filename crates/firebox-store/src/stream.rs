@@ -1,9 +1,8 @@
 //! Reads units of a checkpoint ahead of their use, into a few buffers that are used again and again.
 
-#[cfg(test)]
-#[path = "../../../fuzz/checks/stream_ring.rs"]
-mod check;
 mod ring;
+#[cfg(any(test, feature = "fuzzing"))]
+mod ring_harness;
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -18,11 +17,13 @@ use bytes::Bytes;
 use memmap2::MmapMut;
 
 use crate::buffer::{Buffer, BufferGuard, BufferHome, BufferPool, DetachFlag};
-use crate::disk::ReadAt;
 use crate::error::StoreError;
 use crate::memory::allocate;
+use crate::read_at::ReadAt;
 use crate::read_unit::{LoadedTensors, ReadUnit};
 use ring::{Request, Ring};
+#[cfg(feature = "fuzzing")]
+pub use ring_harness::check_stream_events;
 
 /// Buffers and threads of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -495,7 +496,7 @@ fn add(nanos: &AtomicU64, time: Duration) {
 mod tests {
     use std::path::Path;
 
-    use super::check::check;
+    use super::ring_harness::check_stream_events as check;
 
     #[test]
     fn the_fuzzing_corpus() {

@@ -1,11 +1,10 @@
 //! Text assets: tokenizer and chat templates, carried without interpretation. `firebox-text` interprets them.
 
-use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::error::{Fault, StoreError};
 use crate::folder::{Folder, MAX_JSON, MAX_TEMPLATE, MAX_TOKENIZER};
-use crate::gguf::vocabulary::check;
+use crate::gguf::vocabulary::{GgufVocabulary, check};
 
 /// The text side of a model.
 #[derive(Debug, Clone, Default)]
@@ -32,56 +31,6 @@ pub enum TokenizerSource {
     Json(Vec<u8>),
     /// The vocabulary in GGUF metadata.
     Gguf(GgufVocabulary),
-}
-
-/// The `tokenizer.ggml.*` metadata of a GGUF file.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct GgufVocabulary {
-    /// `llama` (SentencePiece), `gpt2` (byte-level BPE), `bert` (WordPiece), `t5` (unigram) …
-    pub model: String,
-    /// The name of the pre-tokenizer.
-    pub pre: Option<String>,
-    /// Tokens by id.
-    pub tokens: Vec<String>,
-    /// Scores by id; empty if the model has none.
-    pub scores: Vec<f32>,
-    /// Types by id (1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte); empty if the model has none.
-    pub token_types: Vec<i32>,
-    /// Merges in order of priority, each of two pieces with a space between.
-    pub merges: Vec<String>,
-    /// Beginning of sequence.
-    pub bos: Option<u32>,
-    /// End of sequence.
-    pub eos: Option<u32>,
-    /// End of turn.
-    pub eot: Option<u32>,
-    /// End of message.
-    pub eom: Option<u32>,
-    /// Unknown token.
-    pub unk: Option<u32>,
-    /// Padding.
-    pub pad: Option<u32>,
-    /// Separator.
-    pub sep: Option<u32>,
-    /// Classification token.
-    pub cls: Option<u32>,
-    /// Mask token.
-    pub mask: Option<u32>,
-    /// Whether a sequence begins with `bos`.
-    pub add_bos: Option<bool>,
-    /// Whether a sequence ends with `eos`.
-    pub add_eos: Option<bool>,
-    /// Whether a sequence ends with `sep`.
-    pub add_sep: Option<bool>,
-    /// Whether a leading space is added to text.
-    pub add_space_prefix: Option<bool>,
-    /// Whether runs of spaces are collapsed.
-    pub remove_extra_whitespaces: Option<bool>,
-    /// SentencePiece's normalization table.
-    pub precompiled_charsmap: Option<Vec<u8>>,
-    /// A whole `tokenizer.json`, if the file carries one.
-    pub huggingface_json: Option<String>,
 }
 
 pub(crate) const CHAT_TEMPLATE: &str = "chat_template.jinja";

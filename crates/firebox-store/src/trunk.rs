@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use crate::checkpoint::{Checkpoint, SourceKind, combined_hash};
+use crate::checkpoint::{Checkpoint, combined_hash};
 use crate::error::StoreError;
-use crate::import::{segment_hash, segment_ids};
+use crate::parts::SourceKind;
 use crate::segment::SegmentId;
+use crate::segment_writer::{segment_hash, segment_ids};
 
 /// The hash of the trunk that ends before layer `split`: embeddings, the layers before it and the configuration.
 ///

@@ -3,13 +3,14 @@
 use std::path::{Path, PathBuf};
 
 use crate::bundle;
-use crate::checkpoint::{Checkpoint, SourceKind};
+use crate::checkpoint::Checkpoint;
 use crate::error::{Fault, StoreError};
 use crate::folder::Folder;
 use crate::heads::{HeadInfo, Heads};
-use crate::import::Progress;
 use crate::manifest::MANIFEST;
 use crate::mapping::Mapping;
+use crate::parts::SourceKind;
+use crate::progress::Progress;
 use crate::segment::SegmentId;
 
 /// The remedy for a damaged bundle.

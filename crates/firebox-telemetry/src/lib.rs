@@ -8,6 +8,7 @@ mod histogram;
 mod meters;
 mod names;
 mod prometheus;
+mod recording;
 mod snapshot;
 mod timeline;
 mod trace;
@@ -17,8 +18,9 @@ use meters::FaultsSeen;
 pub use meters::{Held, Meters, Span};
 pub use names::{Counter, Gauge, Histogram, Kind, Unit};
 pub use prometheus::{CONTENT_TYPE, render};
+pub use recording::Track;
 pub use snapshot::{BudgetSnapshot, MeterSnapshot, ModelSnapshot, ProcessSnapshot, Snapshot};
-pub use timeline::{Drawn, TIMELINE_EVENTS, Timeline, Track};
+pub use timeline::{Drawn, TIMELINE_EVENTS, Timeline};
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -5,7 +5,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::histogram::{Buckets, Distribution};
-use super::timeline::{Timeline, Track};
+use super::recording::Track;
+use super::timeline::Timeline;
 use super::{Counter, Gauge, Histogram, Kind};
 use firebox_memory::PageFaults;
 use firebox_memory::governor::Event;

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use super::names::{Kind, Shape};
+use super::recording::{Event, Recording, TraceRow, Track};
 use super::trace;
 
 /// The default number of events: ten megabytes, or a minute and a half of a hundred tokens per second through 28 layers.
@@ -48,37 +49,6 @@ struct State {
     tracks: Vec<String>,
 }
 
-/// The model of an event.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Track(u16);
-
-/// The row of a trace that holds the events of a thread.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct TraceRow(u16);
-
-impl Track {
-    pub(super) fn of(self, names: &[String]) -> &str {
-        names.get(usize::from(self.0)).map_or("", String::as_str)
-    }
-}
-
-impl TraceRow {
-    pub(super) fn number(self) -> u32 {
-        self.0.into()
-    }
-}
-
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Event {
-    pub kind: Kind,
-    pub track: Track,
-    pub row: TraceRow,
-    /// Nanoseconds since the timeline was started.
-    pub at: u64,
-    pub took: u64,
-    pub numbers: [u64; 2],
-}
-
 /// An event, for clients that poll the timeline.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Drawn {
@@ -92,14 +62,6 @@ pub struct Drawn {
     pub took: u64,
     /// Its numbers, whose names the kind [defines](Kind::numbers).
     pub numbers: [u64; 2],
-}
-
-/// The contents of a trace file.
-pub(super) struct Recording {
-    pub events: Vec<Event>,
-    pub rows: Vec<String>,
-    pub tracks: Vec<String>,
-    pub lost: u64,
 }
 
 thread_local! {

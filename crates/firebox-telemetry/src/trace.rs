@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 
 use super::names::Shape;
-use super::timeline::{Event, Recording};
+use super::recording::{Event, Recording};
 
 /// An entry of a trace.
 #[derive(Serialize)]

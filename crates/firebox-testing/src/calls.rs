@@ -3,7 +3,8 @@
 use firebox_text::{AnswerPart, CallReader, CallSyntax};
 use serde_json::{Value, json};
 
-const ALL: [CallSyntax; 8] = [
+/// All syntaxes.
+pub const ALL: [CallSyntax; 8] = [
     CallSyntax::Tagged,
     CallSyntax::Bare,
     CallSyntax::Listed,
@@ -33,7 +34,8 @@ pub fn check(input: &[u8]) -> bool {
     whole.iter().any(|part| matches!(part, AnswerPart::Call(_)))
 }
 
-fn tools() -> Vec<Value> {
+/// Returns the declared tools: one with typed parameters, and one without parameters.
+pub fn tools() -> Vec<Value> {
     let properties = json!({"place": {"type": "string"}, "days": {"type": "integer"}, "deep": {}});
     let weather = json!({"name": "weather", "parameters": {"type": "object", "properties": properties}});
     vec![
@@ -42,12 +44,15 @@ fn tools() -> Vec<Value> {
     ]
 }
 
-fn read<'a>(syntax: CallSyntax, pieces: impl IntoIterator<Item = &'a str>) -> Vec<AnswerPart> {
+/// Reads an answer that arrives in pieces, and joins neighbouring parts of the same kind. Checks complete calls against their
+/// parts.
+#[track_caller]
+pub fn read<'a>(syntax: CallSyntax, pieces: impl IntoIterator<Item = &'a str>) -> Vec<AnswerPart> {
     let mut reader = CallReader::new(syntax, &tools());
     let mut all: Vec<AnswerPart> = Vec::new();
-    let mut said: Vec<AnswerPart> = pieces.into_iter().flat_map(|piece| reader.push(piece)).collect();
-    said.extend(reader.finish());
-    for part in said {
+    let mut parts: Vec<AnswerPart> = pieces.into_iter().flat_map(|piece| reader.push(piece)).collect();
+    parts.extend(reader.finish());
+    for part in parts {
         match (all.last_mut(), part) {
             (Some(AnswerPart::Text(before)), AnswerPart::Text(text)) => before.push_str(&text),
             (Some(AnswerPart::Arguments(before)), AnswerPart::Arguments(piece)) => before.push_str(&piece),

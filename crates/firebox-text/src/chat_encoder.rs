@@ -37,9 +37,7 @@ impl<'a> ChatEncoder<'a> {
         let shows =
             |text: &str| system.is_none_or(|system| text.contains(self.control().marked(system).trim()));
         match whole.strip_suffix(&question) {
-            Some(opening) if shows(opening) => {
-                Ok(Some(self.control().encode(self.tokenizer, opening, false)?))
-            }
+            Some(opening) if shows(opening) => Ok(Some(self.tokenizer.encode_marked(opening, false)?)),
             _ => Ok(None),
         }
     }
@@ -124,7 +122,7 @@ impl<'a> ChatEncoder<'a> {
     }
 
     fn encode(&self, text: &str) -> Result<Vec<u32>, TextError> {
-        self.control().encode(self.tokenizer, text, true)
+        self.tokenizer.encode_marked(text, true)
     }
 }
 

@@ -1,7 +1,5 @@
 //! Protection against control tokens spelled out in untrusted text.
 
-use crate::error::TextError;
-use crate::tokenizer::Tokenizer;
 use serde_json::Value;
 use std::collections::{BTreeSet, HashMap};
 use std::ops::{Bound, Range};
@@ -138,53 +136,34 @@ impl ControlTokens {
         candidates.find(|candidate| family.spellings.contains(*candidate))
     }
 
-    /// Encodes a prompt rendered from marked messages. `begun` says that it continues an encoded text.
-    pub fn encode(&self, tokenizer: &Tokenizer, prompt: &str, begun: bool) -> Result<Vec<u32>, TextError> {
-        let mut ids = Vec::new();
+    /// Splits a prompt that was rendered from marked messages into the texts between marks. Each is paired with whether
+    /// it is the spelling of a control token that is to be encoded as plain text.
+    pub fn pieces<'t>(&self, prompt: &'t str) -> impl Iterator<Item = (&'t str, bool)> {
         let mut rest = prompt;
-        let mut begun = begun;
-        while !rest.is_empty() {
-            let end = rest.find([OPEN, CLOSE]).unwrap_or(rest.len());
-            let (plain, at_mark) = rest.split_at(end);
-            if !plain.is_empty() {
-                ids.extend(piece(tokenizer, plain, begun, false)?);
-                begun = true;
+        let mut marked = None;
+        std::iter::from_fn(move || {
+            loop {
+                if let Some(token) = marked.take() {
+                    return Some((token, true));
+                }
+                let end = rest.find([OPEN, CLOSE]).unwrap_or(rest.len());
+                let (plain, at_mark) = rest.split_at(end);
+                let mark = at_mark.chars().next();
+                rest = &at_mark[mark.map_or(0, char::len_utf8)..];
+                // A template that slices strings can leave a single mark, which still separates its two sides.
+                marked = self
+                    .at_start(rest)
+                    .filter(|token| mark == Some(OPEN) && rest[token.len()..].starts_with(CLOSE));
+                if let Some(token) = marked {
+                    rest = &rest[token.len() + CLOSE.len_utf8()..];
+                }
+                if !plain.is_empty() {
+                    return Some((plain, false));
+                }
+                mark?;
             }
-            let Some(mark) = at_mark.chars().next() else { break };
-            rest = &at_mark[mark.len_utf8()..];
-            // A template that slices strings can leave a single mark, which still separates its two sides.
-            let token =
-                self.at_start(rest).filter(|token| mark == OPEN && rest[token.len()..].starts_with(CLOSE));
-            if let Some(token) = token {
-                ids.extend(piece(tokenizer, token, begun, true)?);
-                begun = true;
-                rest = &rest[token.len() + CLOSE.len_utf8()..];
-            }
-        }
-        Ok(ids)
+        })
     }
-}
-
-/// Encodes one piece of a prompt. SentencePiece adds a space before every text, so a later piece is encoded behind a line break
-/// whose ids are removed again.
-pub(crate) fn piece(
-    tokenizer: &Tokenizer,
-    text: &str,
-    begun: bool,
-    literal: bool,
-) -> Result<Vec<u32>, TextError> {
-    let encode = |text: &str| match literal {
-        true => tokenizer.encode_literal(text, false),
-        false => tokenizer.encode(text, false),
-    };
-    if begun {
-        let line_break = encode("\n")?;
-        let mut ids = encode(&format!("\n{text}"))?;
-        if !line_break.is_empty() && ids.starts_with(&line_break) {
-            return Ok(ids.split_off(line_break.len()));
-        }
-    }
-    encode(text)
 }
 
 fn is_plain(name: &str) -> bool {

@@ -142,3 +142,21 @@ impl Detokenizer {
         text
     }
 }
+
+impl Tokenizer {
+    /// The text of some ids; `skip_special` omits special tokens. Ids outside the vocabulary are ignored; bytes that are not UTF-8
+    /// become U+FFFD.
+    pub fn decode(&self, ids: &[u32], skip_special: bool) -> String {
+        let mut stream = self.detokenizer(skip_special);
+        let mut text = String::new();
+        for &id in ids {
+            text += &stream.push(id);
+        }
+        text + &stream.finish()
+    }
+
+    /// A decoder for a stream of ids.
+    pub fn detokenizer(&self, skip_special: bool) -> Detokenizer {
+        Detokenizer::new(self, skip_special)
+    }
+}

@@ -4,6 +4,7 @@ use crate::backend::catch_panics;
 use crate::error::TextError;
 use crate::message::{Content, Message};
 use crate::special_tokens;
+use crate::template_filters;
 use crate::template_limits::{self, MAX_VALUE_BYTES, TooLarge};
 use crate::template_operators::guarded;
 use crate::template_python::{self, TemplateException};
@@ -213,7 +214,7 @@ impl ChatTemplate {
         options: &TemplateOptions,
     ) -> Result<Vec<u32>, TextError> {
         let prompt = self.render_marked(tokenizer, messages, options)?;
-        tokenizer.control_tokens().encode(tokenizer, &prompt, false)
+        tokenizer.encode_marked(&prompt, false)
     }
 
     /// The prompt for a conversation, with marks around spellings of control tokens in untrusted text.
@@ -374,7 +375,7 @@ fn environment() -> Result<Environment<'static>, Error> {
     environment.add_filter("length", template_python::length);
     environment.add_filter("count", template_python::length);
     environment.add_function("raise_exception", template_python::raise_exception);
-    template_limits::install(&mut environment);
+    template_filters::install(&mut environment);
     environment.set_fuel(Some(MAX_STEPS));
     environment.set_recursion_limit(MAX_CALL_DEPTH);
     Ok(environment)

@@ -1,10 +1,10 @@
 //! Text to token ids and back.
 
 use crate::backend::Backend;
-use crate::control_tokens::{self, ControlTokens};
-use crate::detokenizer::Detokenizer;
+use crate::control_tokens::ControlTokens;
 use crate::error::TextError;
-use crate::special_tokens::{self, SpecialTokens};
+use crate::parsed_vocabulary::{Frame, Parsed};
+use crate::special_tokens::SpecialTokens;
 use crate::token_table::TokenTable;
 use crate::{gguf_vocabulary, tokenizer_json};
 use firebox_store::{TextAssets, TokenizerSource};
@@ -47,23 +47,6 @@ struct Inner {
     control: OnceLock<ControlTokens>,
 }
 
-/// Special tokens put around a text.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Frame {
-    pub before: Vec<u32>,
-    pub after: Vec<u32>,
-}
-
-/// A vocabulary as its source describes it, before the model's other files are considered.
-pub(crate) struct Parsed {
-    pub backend: Backend,
-    pub pieces: TokenTable,
-    pub frame: Option<Frame>,
-    pub named: SpecialTokens,
-    /// Ids that end a generation according to the vocabulary.
-    pub ends: Vec<u32>,
-}
-
 impl Tokenizer {
     /// Builds the tokenizer of a model from its text files and its `config.json`.
     pub fn new(assets: &TextAssets, config: &Value) -> Result<Self, TextError> {
@@ -72,8 +55,8 @@ impl Tokenizer {
             Some(TokenizerSource::Json(bytes)) => tokenizer_json::parse(bytes)?,
             Some(TokenizerSource::Gguf(vocabulary)) => gguf_vocabulary::parse(vocabulary)?,
         };
-        special_tokens::complete(&mut parsed, assets, config);
-        let eos = special_tokens::ends(&parsed, assets, config);
+        parsed.complete(assets, config);
+        let eos = parsed.end_ids(assets, config);
         let Parsed { backend, pieces, frame, named, .. } = parsed;
         let mut tokenizer =
             Inner { backend, pieces, frame, named, eos, adds_bos: false, control: OnceLock::new() };
@@ -98,23 +81,35 @@ impl Tokenizer {
     /// Encodes a text that continues another one. Like [`encode`](Self::encode) without special tokens, and without the space that
     /// some vocabularies add before every text.
     pub fn encode_continuation(&self, text: &str) -> Result<Vec<u32>, TextError> {
-        control_tokens::piece(self, text, true, false)
+        self.encode_piece(text, true, false)
     }
 
-    /// The text of some ids; `skip_special` omits special tokens. Ids outside the vocabulary are ignored; bytes that are not UTF-8
-    /// become U+FFFD.
-    pub fn decode(&self, ids: &[u32], skip_special: bool) -> String {
-        let mut stream = self.detokenizer(skip_special);
-        let mut text = String::new();
-        for &id in ids {
-            text += &stream.push(id);
+    /// Encodes a prompt rendered from marked messages. `begun` says that it continues an encoded text.
+    pub(crate) fn encode_marked(&self, prompt: &str, begun: bool) -> Result<Vec<u32>, TextError> {
+        let mut ids = Vec::new();
+        let mut begun = begun;
+        for (text, literal) in self.control_tokens().pieces(prompt) {
+            ids.extend(self.encode_piece(text, begun, literal)?);
+            begun = true;
         }
-        text + &stream.finish()
+        Ok(ids)
     }
 
-    /// A decoder for a stream of ids.
-    pub fn detokenizer(&self, skip_special: bool) -> Detokenizer {
-        Detokenizer::new(self, skip_special)
+    /// Encodes one piece of a prompt. SentencePiece adds a space before every text, so a later piece is encoded behind a line
+    /// break whose ids are removed again.
+    fn encode_piece(&self, text: &str, begun: bool, literal: bool) -> Result<Vec<u32>, TextError> {
+        let encode = |text: &str| match literal {
+            true => self.encode_literal(text, false),
+            false => self.encode(text, false),
+        };
+        if begun {
+            let line_break = encode("\n")?;
+            let mut ids = encode(&format!("\n{text}"))?;
+            if !line_break.is_empty() && ids.starts_with(&line_break) {
+                return Ok(ids.split_off(line_break.len()));
+            }
+        }
+        encode(text)
     }
 
     /// The bytes that a token adds in the middle of a text, which may be an incomplete character, or none at all.

@@ -3,8 +3,8 @@
 use std::io::Write;
 use std::path::PathBuf;
 
+use crate::ending::Ending;
 use crate::metrics::Record;
-use crate::trainer::Ending;
 
 /// Who is told how a run goes.
 pub trait Progress {

@@ -7,6 +7,7 @@ use std::time::Instant;
 use burn::optim::{GradientsAccumulator, GradientsParams};
 
 use crate::checkpoint::{Best, Position};
+use crate::ending::Ending;
 use crate::error::TrainError;
 use crate::metrics::{Metrics, Record};
 use crate::network::{Network, Source};
@@ -24,17 +25,6 @@ pub struct Trained<N> {
     pub position: Position,
     /// Why it is over.
     pub ending: Ending,
-}
-
-/// Why a run is over.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ending {
-    /// All steps were taken.
-    Completed,
-    /// As many evaluations as the settings say were no better than the best one.
-    NoBetter,
-    /// It was asked to stop, and can be resumed.
-    Stopped,
 }
 
 /// Trains a network until the run's end, or until `stop` is set; then after the step, with a checkpoint.

@@ -6,7 +6,7 @@ use std::process::Command;
 use anyhow::Context as _;
 use firebox_store::Checkpoint;
 
-use crate::child::{self, Task};
+use crate::child::{self, Task, TaskKind};
 use crate::figure::{Declared, Figures, times};
 use crate::measures::run::{Ran, Run};
 use crate::setup::{Setup, once};
@@ -98,7 +98,7 @@ fn task(setup: &Setup, model: PathBuf) -> Run {
 fn run(setup: &Setup, model: PathBuf) -> anyhow::Result<Ran> {
     // Otherwise the first run would fill the page cache for the second.
     Checkpoint::open(&model)?.evict()?;
-    child::asked(&Task::Run(task(setup, model)), None)
+    child::asked(&Task::new(TaskKind::Run, &task(setup, model))?, None)
 }
 
 fn foreign(setup: &Setup, python: &Path, script: &Path, model: &Path) -> anyhow::Result<Ran> {

@@ -11,7 +11,7 @@ use firebox_runtime::{Model, Session, device, resident_bytes};
 use firebox_store::Heads;
 use serde::{Deserialize, Serialize};
 
-use crate::child::{self, Task};
+use crate::child::{self, Task, TaskKind};
 use crate::figure::{Declared, Figures, compared, times};
 use crate::setup::{HEAD, Setup};
 
@@ -125,7 +125,7 @@ pub fn measure(setup: &Setup, figures: &mut Figures) -> anyhow::Result<()> {
 
 /// Compares the memory of a process that decodes with a head to that of the plain model plus the loaded heads.
 fn memory(alone: &HeadTask, with_head: &HeadTask, own: u64, figures: &mut Figures) -> anyhow::Result<()> {
-    let in_child = |with_head: &HeadTask| child::asked::<HeadMemory>(&Task::Head(with_head.clone()), None);
+    let in_child = |task: &HeadTask| child::asked::<HeadMemory>(&Task::new(TaskKind::Head, task)?, None);
     let (alone, with) = (in_child(alone)?, in_child(with_head)?);
     let allowed = alone.resident - own + with.heads;
     let percent = 100.0 * with.resident as f64 / allowed as f64;

@@ -19,7 +19,7 @@ use firebox_runtime::{
 use firebox_store::{Checkpoint, ReadMethod};
 use serde::{Deserialize, Serialize};
 
-use crate::child::{self, Task};
+use crate::child::{self, Task, TaskKind};
 use crate::figure::{Declared, Figures, compared, spread, times};
 use crate::setup::{Setup, once};
 use firebox_testing::model::SyntheticModel;
@@ -152,7 +152,7 @@ impl Trial {
         for (name, ..) in MODELS {
             Checkpoint::open(self.folder.join(name))?.evict()?;
         }
-        child::asked(&Task::Models(self), None)
+        child::asked(&Task::new(TaskKind::Models, &self)?, None)
     }
 
     /// Runs the trial in this process.

@@ -5,7 +5,7 @@ use std::io::ErrorKind;
 
 use firebox_store::Checkpoint;
 
-use crate::child::{self, Task};
+use crate::child::{self, Task, TaskKind};
 use crate::figure::{Declared, Figures, times};
 use crate::measures::run::{Kept, Ran, Run};
 use crate::setup::Setup;
@@ -52,7 +52,7 @@ pub fn measure(setup: &Setup, figures: &mut Figures) -> anyhow::Result<()> {
     let seconds = |run: &Run| -> anyhow::Result<f64> {
         // Pages that are already in the page cache would not be charged to the group.
         checkpoint.evict()?;
-        let ran: Ran = child::asked(&Task::Run(run.clone()), Some(&group))?;
+        let ran: Ran = child::asked(&Task::new(TaskKind::Run, run)?, Some(&group))?;
         Ok(1.0 / ran.speed()?)
     };
     for _ in 0..setup.rounds {

@@ -8,7 +8,7 @@ use firebox_model::{Decoder, Input, LogitRows, StreamedConfig, StreamedDecoder, 
 use firebox_runtime::{KvType, device};
 use firebox_store::{Checkpoint, ReadMethod, StreamConfig, read_rate};
 
-use crate::child::{self, Task};
+use crate::child::{self, Task, TaskKind};
 use crate::figure::{Declared, Figures, alone, compared, spread, times};
 use crate::measures::run::{Kept, PLENTY, Ran, Run};
 use crate::setup::Setup;
@@ -153,7 +153,7 @@ fn memory(setup: &Setup, figures: &mut Figures) -> anyhow::Result<()> {
     for _ in 0..setup.rounds {
         let peak = |run: &Run| -> anyhow::Result<f64> {
             Checkpoint::open(&run.model)?.evict()?;
-            let ran: Ran = child::asked(&Task::Run(run.clone()), None)?;
+            let ran: Ran = child::asked(&Task::new(TaskKind::Run, run)?, None)?;
             Ok(ran.peak as f64 / 1e6)
         };
         let (ours, baseline) = (peak(&streamed)?, peak(&plain)?);

@@ -3,7 +3,7 @@
 use anyhow::Context as _;
 use firebox_runtime::{Model, device};
 
-use crate::child::{self, Task};
+use crate::child::{self, Task, TaskKind};
 use crate::figure::{Declared, Figures, compared, times};
 use crate::measures::run::{Foretold, Kept, PLENTY, Ran, Run};
 use crate::setup::Setup;
@@ -82,7 +82,7 @@ fn run(setup: &Setup, layers: usize, kept: Kept) -> anyhow::Result<(Ran, Foretol
     let (memory, layers) = (Some(PLENTY), Some((layers, kept)));
     let tokens = setup.usual_or(TOKENS.0, TOKENS.1);
     let run = Run { memory, layers, prompt: 16, depth: 32, tokens, ..Run::short(setup.plain()) };
-    let ran: Ran = child::asked(&Task::Run(run), None)?;
+    let ran: Ran = child::asked(&Task::new(TaskKind::Run, &run)?, None)?;
     let foretold = ran.foretold.context("what is fitted into memory is planned")?;
     Ok((ran, foretold))
 }

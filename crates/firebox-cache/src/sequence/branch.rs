@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::block_run::{BlockRun, Source};
 use crate::error::CacheError;
-use crate::page::PAGE_TOKENS;
+use crate::page_buffers::PAGE_TOKENS;
 use crate::sequence::SequenceCache;
 
 impl SequenceCache {

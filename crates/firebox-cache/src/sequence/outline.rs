@@ -12,7 +12,7 @@ use crate::block_run::{BlockRun, MappedKv, Source};
 use crate::error::CacheError;
 use crate::layer_kv::LayerKv;
 use crate::layout::{KvType, LayerLayout, Layout};
-use crate::page::PAGE_TOKENS;
+use crate::page_buffers::PAGE_TOKENS;
 use crate::pool::PagePool;
 use crate::recurrent::RecurrentState;
 use crate::turn::Turn;

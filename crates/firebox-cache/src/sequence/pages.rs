@@ -6,7 +6,8 @@ use std::sync::Arc;
 use super::SequenceCache;
 use crate::block_run::{BlockRun, Source};
 use crate::error::CacheError;
-use crate::page::{PAGE_TOKENS, Page};
+use crate::page::Page;
+use crate::page_buffers::PAGE_TOKENS;
 
 impl SequenceCache {
     /// Reserves slots for the tokens of a pass, unless as many are reserved already. An earlier incomplete pass is discarded.

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use super::{RecurrentStates, SequenceCache};
 use crate::block_run::{BlockRun, Source};
-use crate::page::{PAGE_TOKENS, Page};
+use crate::page::Page;
+use crate::page_buffers::PAGE_TOKENS;
 
 /// Up to [`PAGE_TOKENS`] tokens of a shared prefix, in a frozen page.
 #[derive(Debug, Clone)]

@@ -238,47 +238,42 @@ impl<T> RowsInPlace<'_, T> {
     }
 }
 
-impl Rows for RowsInPlace<'_, f32> {
-    type Row<'a>
-        = &'a [[f32; LANES]]
-    where
-        Self: 'a;
-
-    #[inline(always)]
-    fn row(&self, index: usize, chunks: usize) -> &[[f32; LANES]] {
-        self.chunks(index, chunks)
-    }
+/// A stored number that is converted to f32 on its own, without a scale.
+pub(super) trait Element: bytemuck::Pod {
+    fn convert<L: Lanes>(vector: &[Self; LANES]) -> L;
 }
 
-impl Row for &[[f32; LANES]] {
+impl Element for f32 {
     #[inline(always)]
-    fn chunk<L: Lanes>(self, chunk: usize) -> L {
-        L::load(&self[chunk])
-    }
-
-    #[inline(always)]
-    fn prefetch<L: Lanes>(self, chunk: usize) {
-        prefetch::<L, _>(&self[chunk]);
+    fn convert<L: Lanes>(vector: &[Self; LANES]) -> L {
+        L::load(vector)
     }
 }
 
 /// f16 as bits.
-impl Rows for RowsInPlace<'_, u16> {
+impl Element for u16 {
+    #[inline(always)]
+    fn convert<L: Lanes>(vector: &[Self; LANES]) -> L {
+        L::from_f16(vector)
+    }
+}
+
+impl<T: Element> Rows for RowsInPlace<'_, T> {
     type Row<'a>
-        = &'a [[u16; LANES]]
+        = &'a [[T; LANES]]
     where
         Self: 'a;
 
     #[inline(always)]
-    fn row(&self, index: usize, chunks: usize) -> &[[u16; LANES]] {
+    fn row(&self, index: usize, chunks: usize) -> &[[T; LANES]] {
         self.chunks(index, chunks)
     }
 }
 
-impl Row for &[[u16; LANES]] {
+impl<T: Element> Row for &[[T; LANES]] {
     #[inline(always)]
     fn chunk<L: Lanes>(self, chunk: usize) -> L {
-        L::from_f16(&self[chunk])
+        T::convert(&self[chunk])
     }
 
     #[inline(always)]

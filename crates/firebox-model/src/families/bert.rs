@@ -2,7 +2,7 @@
 
 use super::common::activation;
 use crate::ModelError;
-use crate::encoder::EncoderConfig;
+use crate::encoder_config::EncoderConfig;
 use crate::fields::Fields;
 
 pub(super) fn config(fields: &Fields<'_>) -> Result<EncoderConfig, ModelError> {

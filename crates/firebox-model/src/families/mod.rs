@@ -17,7 +17,7 @@ use serde_json::Value;
 
 use crate::ModelError;
 use crate::config::DecoderConfig;
-use crate::encoder::EncoderConfig;
+use crate::encoder_config::EncoderConfig;
 use crate::fields::Fields;
 
 type ReadConfig = fn(&Fields<'_>) -> Result<DecoderConfig, ModelError>;

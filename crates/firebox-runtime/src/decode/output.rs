@@ -6,7 +6,8 @@ use std::sync::Arc;
 use firebox_text::{Detokenizer, StopStrings, Tokenizer};
 
 use crate::decode::{
-    Finish, GenerationConfig, LogProbabilities, PartialOutput, PausedGeneration, Piece, Sampler, likeliest,
+    Finish, GenerationConfig, LogProbabilities, OutputSnapshot, PartialOutput, PausedGeneration, Piece,
+    Sampler, likeliest,
 };
 use crate::{Constraint, GrammarError, RuntimeError};
 
@@ -67,8 +68,20 @@ impl OutputState {
         chosen: Option<u32>,
         prompt_tokens: usize,
     ) -> (PausedGeneration, PartialOutput) {
-        let paused = PausedGeneration::new(self, length, chosen, prompt_tokens);
+        let paused = PausedGeneration::new(self.snapshot(), length, chosen, prompt_tokens);
         (paused, self.take())
+    }
+
+    fn snapshot(&self) -> OutputSnapshot<'_> {
+        OutputSnapshot {
+            config: &self.config,
+            drawn: self.sampler.drawn(),
+            detokenizer: self.detokenizer.as_ref(),
+            stops: &self.stops,
+            tokens: self.count(),
+            finish: self.finish,
+            logprobs: self.logprobs.as_ref(),
+        }
     }
 
     /// Continues an output that was paused. `output` is what it had by then, or empty.
@@ -103,11 +116,6 @@ impl OutputState {
             tokens: output.tokens,
             finish: paused.finish(),
         })
-    }
-
-    /// Returns how much of its random sequence the sampler has used.
-    pub(crate) fn drawn(&self) -> u64 {
-        self.sampler.drawn()
     }
 
     /// Chooses the token that follows the logits, in a sequence of `tokens`. The token is then either [added](Self::add) or
@@ -203,23 +211,6 @@ impl OutputState {
     /// Returns how many tokens the answer has, without one that ended it.
     pub fn count(&self) -> usize {
         self.forgotten + self.tokens.len()
-    }
-
-    pub(crate) fn config(&self) -> &GenerationConfig {
-        &self.config
-    }
-
-    pub(crate) fn detokenizer(&self) -> Option<&Detokenizer> {
-        self.detokenizer.as_ref()
-    }
-
-    pub(crate) fn stops(&self) -> &StopStrings {
-        &self.stops
-    }
-
-    /// Returns the log-probabilities of a token that was chosen and not added yet, if they were asked for.
-    pub(crate) fn logprobs(&self) -> Option<&LogProbabilities> {
-        self.logprobs.as_ref()
     }
 
     /// Takes the text and the tokens out.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use firebox_model::ModelError;
 
 use super::event::HeadEvent;
-use super::pool::{LoadRequest, ResidentHead, Shared, State};
+use super::state::{LoadRequest, ResidentHead, Shared, State};
 use crate::memory::release_with_code;
 use crate::telemetry::Kind;
 use crate::{Account, Charge, MemoryError, RuntimeError};

@@ -39,14 +39,15 @@ use firebox_cache::{KvType, PAGE_TOKENS, PagePool, allocated_positions};
 use firebox_model::{Decoder, StreamedDecoder};
 use firebox_store::ReadMethod;
 
-use crate::governor::Event;
+use crate::governor::{Event, Governor};
 use crate::planner::{FEWEST_BUFFERS, Mode, Placement, Plan, Rates};
-use crate::pressure::Pressure;
+use crate::pressure::{self, Pressure};
 use crate::telemetry::{Meters, Telemetry};
 use crate::thermal::Thermometer;
 use crate::{Account, Budget, Charge, RuntimeError, Session};
 use config::CONFIG;
 use disk_queue::QueuePosition;
+use hook::{ChargedPages, ResidencyHook};
 use weights::CachedModel;
 
 pub use demand::Urgency;
@@ -104,10 +105,20 @@ pub struct Residency {
     /// The place in the disk queue of a model that shares its budget.
     queue_position: Option<Arc<QueuePosition>>,
     /// Charges that last as long as the model.
-    _standing: Vec<Charge>,
+    #[expect(dead_code, reason = "held for its drop")]
+    standing: Vec<Charge>,
 }
 
 impl Residency {
+    /// Begins to govern a charged model: by a hook in the steps of its passes, and by a thread that watches for shortage.
+    fn governed(self, governor: Governor) -> Result<Self, RuntimeError> {
+        let weights = self.decoder.weights();
+        self.cached.set_governor(governor);
+        weights.set_step_hook(Box::new(ResidencyHook(self.cached.clone())));
+        monitor::start(&self.cached, weights, pressure::system())?;
+        Ok(self)
+    }
+
     /// The plan that the model was opened with.
     pub fn plan(&self) -> &Plan {
         &self.plan
@@ -219,4 +230,9 @@ impl Residency {
 fn kv_bytes_at_split(decoder: &Decoder) -> u64 {
     let width = if decoder.split().is_some() { decoder.config().hidden_size } else { 0 };
     (width * size_of::<f32>()) as u64
+}
+
+/// Returns a pool of pages that a model's share is charged for.
+fn charged_pages(decoder: &Decoder, kept: KvType, cached: &Arc<CachedModel>) -> PagePool {
+    PagePool::with_ledger(decoder.layout(kept), Arc::new(ChargedPages(cached.clone())))
 }

@@ -5,16 +5,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use burn::tensor::Device;
-use firebox_cache::{PAGE_TOKENS, PagePool};
+use firebox_cache::PAGE_TOKENS;
 use firebox_model::{StreamedConfig, StreamedDecoder};
 use firebox_store::{Checkpoint, ReadMethod, SegmentId, StoreError, StreamConfig, read_rate, sample_units};
 
 use super::config::CONFIG;
-use super::hook::{ChargedPages, ResidencyHook};
 use super::probe::{self, Probe};
 use super::share::ModelShare;
 use super::weights::WeightCache;
-use super::{Residency, ResidencyOptions, kv_bytes_at_split, monitor};
+use super::{Residency, ResidencyOptions, charged_pages, kv_bytes_at_split};
 use crate::governor::{Governor, GovernorConfig, ResidencyPlan};
 use crate::memory::{release_to_os, resident_bytes};
 use crate::planner::{
@@ -134,8 +133,7 @@ fn open(
     ];
     let cache = WeightCache::new(&budget, None, 0)?;
     let cached = cache.add(ModelShare::new(&budget, weights, plan.buffers)?);
-    let pool =
-        PagePool::with_ledger(decoder.layout(options.kv_dtype), Arc::new(ChargedPages(cached.clone())));
+    let pool = charged_pages(&decoder, options.kv_dtype, &cached);
     pool.reserve(1, plan.kv_tokens.next_multiple_of(PAGE_TOKENS));
     let parts = planned_parts(&plan, weights.block_parts(), weights.parts());
     cached.load_planned(weights, &parts, options.layers.is_some(), available)?;
@@ -145,21 +143,11 @@ fn open(
         standing.push(budget.charge(Account::Weights, room)?);
         weights.set_expert_room(room);
     }
-    cached.set_governor(governor(&plan, &shape, &rates, parts)?);
-    weights.set_step_hook(Box::new(ResidencyHook(cached.clone())));
-    monitor::start(&cached, weights, pressure::system())?;
+    let governor = governor(&plan, &shape, &rates, parts)?;
     let row_bytes = shape.activation_bytes_per_row;
-    Ok(Residency {
-        plan,
-        rates,
-        budget,
-        pool,
-        cached,
-        decoder,
-        row_bytes,
-        queue_position: None,
-        _standing: standing,
-    })
+    let charged =
+        Residency { plan, rates, budget, pool, cached, decoder, row_bytes, queue_position: None, standing };
+    charged.governed(governor)
 }
 
 /// Changes the best plan to what the options ask for.

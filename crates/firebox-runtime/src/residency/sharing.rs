@@ -6,17 +6,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use burn::tensor::Device;
-use firebox_cache::{KvType, PAGE_TOKENS, PagePool};
+use firebox_cache::{KvType, PAGE_TOKENS};
 use firebox_model::{Architecture, StreamedConfig, StreamedDecoder};
 use firebox_store::{Checkpoint, ReadMethod, StreamConfig};
 
 use super::config::CONFIG;
 use super::demand::Entitlement;
 use super::disk_queue::{QueuePosition, QueuedFiles};
-use super::hook::{ChargedPages, ResidencyHook};
 use super::share::ModelShare;
 use super::weights::WeightCache;
-use super::{Residency, kv_bytes_at_split, monitor};
+use super::{Residency, charged_pages, kv_bytes_at_split};
 use crate::governor::{Governor, GovernorConfig, ResidencyPlan};
 use crate::memory::resident_bytes;
 use crate::planner::{
@@ -229,27 +228,16 @@ impl SharedBudget {
         if options.pinned || options.preload {
             cached.preload(weights, options.pinned)?;
         }
-        let pool =
-            PagePool::with_ledger(decoder.layout(options.kv_dtype), Arc::new(ChargedPages(cached.clone())));
+        let pool = charged_pages(&decoder, options.kv_dtype, &cached);
         // The governor only evicts: parts are loaded by the passes that read them.
         let plan_of_none =
             ResidencyPlan { keep: Vec::new(), step_time: UNBOUNDED, streaming_step_time: UNBOUNDED };
-        cached.set_governor(Governor::new(plan_of_none, pressure::system(), GovernorConfig::default()));
-        weights.set_step_hook(Box::new(ResidencyHook(cached.clone())));
-        monitor::start(&cached, weights, pressure::system())?;
+        let governor = Governor::new(plan_of_none, pressure::system(), GovernorConfig::default());
         let row_bytes = shape.activation_bytes_per_row;
         let queue_position = Some(position);
-        Ok(Residency {
-            plan,
-            rates,
-            budget,
-            pool,
-            cached,
-            decoder,
-            row_bytes,
-            queue_position,
-            _standing: standing,
-        })
+        let charged =
+            Residency { plan, rates, budget, pool, cached, decoder, row_bytes, queue_position, standing };
+        charged.governed(governor)
     }
 
     fn open_encoder(&self, checkpoint: Checkpoint, device: &Device) -> Result<Model, RuntimeError> {

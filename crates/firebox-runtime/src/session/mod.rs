@@ -22,6 +22,8 @@ mod feed;
 mod fork;
 mod heads;
 mod open;
+#[cfg(any(test, feature = "fuzzing"))]
+mod operations;
 mod replay;
 pub(crate) mod save;
 pub(crate) mod turns;
@@ -40,6 +42,8 @@ pub use feed::PREFILL_CHUNK;
 pub(crate) use fork::Snapshot;
 pub use fork::{BranchId, BranchInfo, Branches};
 pub use heads::{FetchedHead, HeadSelection, Likelihood, OWN_HEAD, ROUTER, Router};
+#[cfg(feature = "fuzzing")]
+pub use operations::check_session_operations;
 pub use replay::NextChunk;
 pub use save::{SessionFile, SessionSummary};
 use turns::Retention;

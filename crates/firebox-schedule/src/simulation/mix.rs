@@ -2,13 +2,14 @@
 
 use std::ops::RangeInclusive;
 
-use super::served::RESERVED_TOKENS;
 use crate::Priority;
 use firebox_memory::planner::{Part, Shape};
 
 const MIB: u64 = 1 << 20;
 /// Four bits, and a half-precision scale for every 32 weights.
 const BYTES_PER_PARAMETER: f64 = 4.5 / 8.0;
+/// Tokens of context reserved for each model. The rest is shared.
+pub(super) const RESERVED_TOKENS: u64 = 1024;
 /// Rows of a chunk of a prompt.
 const ROWS: u64 = 512;
 /// The hours in which people are awake.

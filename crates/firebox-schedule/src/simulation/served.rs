@@ -4,15 +4,13 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::device::Device;
-use super::mix::SimulatedModel;
+use super::mix::{RESERVED_TOKENS, SimulatedModel};
 use crate::ScheduleError;
 use crate::{AdmissionConfig, ModelId, Queue, Readiness, TaskId, Ticket};
 use firebox_memory::governor::{Event, Governor, GovernorConfig, Residency, ResidencyPlan};
 use firebox_memory::planner::{FEWEST_BUFFERS, Mode, Shape, plan, predict};
 use firebox_memory::{Account, Budget, Charge};
 
-/// Tokens of context reserved for each model. The rest is shared.
-pub(super) const RESERVED_TOKENS: u64 = 1024;
 /// Rows of a prompt that share a pass with tokens of answers, which wait for them.
 const SHARED_PASS_ROWS: usize = 16;
 /// Rows of a prompt that have a pass of their own, so that a quantum does not wait for one layer.

@@ -2,133 +2,21 @@
 
 use serde_json::{Map, Value, json};
 
+use super::family::Family;
+use super::keys::{Keys, MAX_DIMENSION};
 use super::metadata::Metadata;
+use super::object::set;
 use super::rope::{original_context, rope};
+use super::tensor_summary::TensorSummary;
 use super::windows::{self, sliding_window};
 use crate::error::Fault;
-use crate::excerpt::Excerpt;
-
-/// The supported model families, distinguished by their tensor layouts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Family {
-    Llama,
-    Qwen2,
-    Qwen3,
-    Qwen3Moe,
-    Qwen35,
-    Gemma3,
-    SmolLm3,
-    Phi3,
-    Bert,
-}
-
-impl Family {
-    pub(crate) fn of(architecture: &str) -> Result<Self, Fault> {
-        Ok(match architecture {
-            "llama" => Self::Llama,
-            "qwen2" => Self::Qwen2,
-            "qwen3" => Self::Qwen3,
-            "qwen3moe" => Self::Qwen3Moe,
-            "qwen35" => Self::Qwen35,
-            "gemma3" => Self::Gemma3,
-            "smollm3" => Self::SmolLm3,
-            "phi3" => Self::Phi3,
-            "bert" => Self::Bert,
-            other => {
-                return Err(Fault::unsupported(
-                    "general.architecture",
-                    format!(
-                        "{:?}; known are llama, qwen2, qwen3, qwen3moe, qwen35, gemma3, smollm3, phi3, bert",
-                        Excerpt(other)
-                    ),
-                ));
-            }
-        })
-    }
-}
-
-/// The parts of the configuration that follow from tensors rather than from metadata.
-#[derive(Debug, Default)]
-pub(crate) struct Seen {
-    pub(crate) vocab_size: usize,
-    pub(crate) has_output: bool,
-    pub(crate) has_attention_bias: bool,
-    pub(crate) has_mlp_bias: bool,
-    pub(crate) token_types: Option<usize>,
-    pub(crate) rope_factors: Option<Vec<f32>>,
-    pub(crate) long_factors: Option<Vec<f32>>,
-    pub(crate) short_factors: Option<Vec<f32>>,
-}
-
-/// Reads metadata keys of one architecture.
-pub(super) struct Keys<'a> {
-    pub(super) metadata: &'a Metadata,
-    pub(super) architecture: &'a str,
-}
-
-impl Keys<'_> {
-    pub(super) fn key(&self, name: &str) -> String {
-        format!("{}.{name}", self.architecture)
-    }
-
-    pub(super) fn number(&self, name: &str) -> Result<Option<u64>, Fault> {
-        self.metadata.uniform(&self.key(name))
-    }
-
-    /// A required number that is not zero: it is a dimension or a divisor.
-    pub(super) fn dimension(&self, name: &str) -> Result<u64, Fault> {
-        match self.number(name)? {
-            Some(0) => Err(Fault::new(self.key(name), "0; expected 1 or more")),
-            Some(value) if value > MAX_DIMENSION => {
-                Err(Fault::new(self.key(name), format!("{value}; more than {MAX_DIMENSION} is not a model")))
-            }
-            Some(value) => Ok(value),
-            None => Err(Fault::new(self.key(name), "missing")),
-        }
-    }
-
-    pub(super) fn float(&self, name: &str) -> Result<Option<f64>, Fault> {
-        Ok(self.metadata.float(&self.key(name))?.map(tidy))
-    }
-
-    pub(super) fn text(&self, name: &str) -> Result<Option<&str>, Fault> {
-        self.metadata.text(&self.key(name))
-    }
-}
-
-/// The largest dimension. Larger ones are refused, because per-layer lists are sized by some of them.
-const MAX_DIMENSION: u64 = 1 << 32;
-const MAX_LAYERS: u64 = 100_000;
-
-/// The shortest decimal of the same f32, as in the original configuration: 1e-6 rather than 9.999999974752427e-7.
-pub(super) fn tidy(value: f64) -> f64 {
-    let narrow = value as f32;
-    if f64::from(narrow) != value {
-        return value;
-    }
-    narrow.to_string().parse().unwrap_or(value)
-}
-
-/// The number of ordinary blocks, without those that draft further tokens.
-pub(crate) fn layers(metadata: &Metadata, architecture: &str) -> Result<usize, Fault> {
-    let keys = Keys { metadata, architecture };
-    let blocks = keys.dimension("block_count")?;
-    let drafts = keys.number("nextn_predict_layers")?.unwrap_or(0);
-    blocks
-        .checked_sub(drafts)
-        .filter(|layers| (1..=MAX_LAYERS).contains(layers))
-        .and_then(|layers| usize::try_from(layers).ok())
-        .ok_or_else(|| {
-            Fault::new(keys.key("block_count"), format!("{blocks} blocks, {drafts} of them drafting"))
-        })
-}
 
 /// Builds the configuration.
 pub(crate) fn config(
     metadata: &Metadata,
     architecture: &str,
     family: Family,
-    seen: &Seen,
+    seen: &TensorSummary,
 ) -> Result<Value, Fault> {
     let keys = Keys { metadata, architecture };
     let mut config = Map::new();
@@ -160,13 +48,7 @@ pub(crate) fn config(
     Ok(Value::Object(config))
 }
 
-pub(super) fn set(config: &mut Map<String, Value>, values: Value) {
-    if let Value::Object(values) = values {
-        config.extend(values);
-    }
-}
-
-fn common(keys: &Keys<'_>, seen: &Seen, config: &mut Map<String, Value>) -> Result<(), Fault> {
+fn common(keys: &Keys<'_>, seen: &TensorSummary, config: &mut Map<String, Value>) -> Result<(), Fault> {
     let metadata = keys.metadata;
     let heads = keys.dimension("attention.head_count")?;
     let hidden = keys.dimension("embedding_length")?;
@@ -183,7 +65,7 @@ fn common(keys: &Keys<'_>, seen: &Seen, config: &mut Map<String, Value>) -> Resu
         json!({
             "hidden_size": hidden,
             "intermediate_size": keys.dimension("feed_forward_length")?,
-            "num_hidden_layers": layers(metadata, keys.architecture)?,
+            "num_hidden_layers": keys.layers()?,
             "num_attention_heads": heads,
             "num_key_value_heads": key_heads,
             "max_position_embeddings": keys.dimension("context_length")?,
@@ -199,30 +81,8 @@ fn common(keys: &Keys<'_>, seen: &Seen, config: &mut Map<String, Value>) -> Resu
     if let Some(epsilon) = keys.float("attention.layer_norm_rms_epsilon")? {
         config.insert("rms_norm_eps".into(), json!(epsilon));
     }
-    config.insert("head_dim".into(), json!(head_dim(keys)?));
+    config.insert("head_dim".into(), json!(keys.head_dim()?));
     Ok(())
-}
-
-pub(super) fn head_dim(keys: &Keys<'_>) -> Result<u64, Fault> {
-    if keys.number("attention.key_length")?.is_some() {
-        let length = keys.dimension("attention.key_length")?;
-        let value_length = keys.number("attention.value_length")?.unwrap_or(length);
-        if length != value_length {
-            return Err(Fault::unsupported(
-                keys.key("attention.key_length"),
-                format!("{length} for keys and {value_length} for values"),
-            ));
-        }
-        return Ok(length);
-    }
-    let (hidden, heads) = (keys.dimension("embedding_length")?, keys.dimension("attention.head_count")?);
-    if !hidden.is_multiple_of(heads) {
-        return Err(Fault::new(
-            keys.key("attention.head_count"),
-            format!("{heads} heads do not divide {hidden} and there is no attention.key_length"),
-        ));
-    }
-    Ok(hidden / heads)
 }
 
 fn require_rms_norm(keys: &Keys<'_>) -> Result<(), Fault> {
@@ -241,7 +101,7 @@ fn no_experts(keys: &Keys<'_>) -> Result<(), Fault> {
 
 fn llama(
     keys: &Keys<'_>,
-    seen: &Seen,
+    seen: &TensorSummary,
     config: &mut Map<String, Value>,
     notes: &mut Map<String, Value>,
 ) -> Result<(), Fault> {
@@ -269,14 +129,14 @@ fn llama(
 
 fn smollm3(
     keys: &Keys<'_>,
-    seen: &Seen,
+    seen: &TensorSummary,
     config: &mut Map<String, Value>,
     notes: &mut Map<String, Value>,
 ) -> Result<(), Fault> {
     require_rms_norm(keys)?;
     no_experts(keys)?;
     // Every fourth layer has no rotary positions. This follows from the architecture; the metadata has no key for it.
-    let layers = layers(keys.metadata, keys.architecture)?;
+    let layers = keys.layers()?;
     let rotary: Vec<u8> = (1..=layers).map(|layer| u8::from(!layer.is_multiple_of(4))).collect();
     set(
         config,
@@ -338,7 +198,7 @@ fn qwen35(
 ) -> Result<(), Fault> {
     require_rms_norm(keys)?;
     no_experts(keys)?;
-    let layers = layers(keys.metadata, keys.architecture)?;
+    let layers = keys.layers()?;
     let key_heads = keys.dimension("ssm.group_count")?;
     let value_heads = keys.dimension("ssm.time_step_rank")?;
     let inner = keys.dimension("ssm.inner_size")?;
@@ -404,7 +264,7 @@ fn gemma3(
     notes: &mut Map<String, Value>,
 ) -> Result<(), Fault> {
     require_rms_norm(keys)?;
-    let layers = layers(keys.metadata, keys.architecture)?;
+    let layers = keys.layers()?;
     set(
         config,
         json!({
@@ -431,7 +291,7 @@ fn gemma3_scalar(keys: &Keys<'_>, layers: usize) -> Result<Value, Fault> {
         return Ok(json!(if layers == GEMMA3_27B_LAYERS {
             keys.dimension("embedding_length")? / keys.dimension("attention.head_count")?
         } else {
-            head_dim(keys)?
+            keys.head_dim()?
         }));
     };
     let narrow = scale as f32;
@@ -463,7 +323,7 @@ fn phi3(keys: &Keys<'_>, config: &mut Map<String, Value>) -> Result<(), Fault> {
 
 fn bert(
     keys: &Keys<'_>,
-    seen: &Seen,
+    seen: &TensorSummary,
     config: &mut Map<String, Value>,
     notes: &mut Map<String, Value>,
 ) -> Result<(), Fault> {

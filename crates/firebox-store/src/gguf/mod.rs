@@ -17,27 +17,34 @@
 
 mod config;
 pub(crate) mod dequant;
+mod family;
+mod keys;
 mod metadata;
 mod names;
+mod object;
 mod reader;
 mod rope;
+mod tensor_summary;
 pub(crate) mod vocabulary;
 mod windows;
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use self::config::{Family, Seen};
+use self::family::Family;
+use self::keys::Keys;
 pub use self::metadata::{List, Metadata, Value};
 use self::names::{Role, RopeFactors};
 pub use self::reader::{Entry, Header};
+use self::tensor_summary::TensorSummary;
+use self::vocabulary::GgufVocabulary;
 use crate::catalog::{Place, Span, TensorInfo};
-use crate::checkpoint::{Parts, SourceKind};
 use crate::encoding::{Dtype, Encoding};
 use crate::error::{Fault, StoreError};
 use crate::mapping::Mapping;
+use crate::parts::{Parts, SourceKind};
 use crate::segment::SegmentId;
-use crate::text::{GgufVocabulary, TextAssets, TokenizerSource};
+use crate::text::{TextAssets, TokenizerSource};
 
 pub(crate) fn open(path: &Path) -> Result<Parts, StoreError> {
     let mapping = Mapping::open(path)?;
@@ -87,9 +94,9 @@ impl Model {
             .text("general.architecture")?
             .ok_or_else(|| Fault::new("general.architecture", "missing"))?;
         let family = Family::of(architecture)?;
-        let layers = config::layers(&metadata, architecture)?;
+        let layers = Keys { metadata: &metadata, architecture }.layers()?;
 
-        let mut seen = Seen::default();
+        let mut seen = TensorSummary::default();
         let mut tensors = Vec::with_capacity(entries.len());
         for entry in entries {
             match names::role(family, layers, &entry.name) {
@@ -136,7 +143,12 @@ impl Model {
     }
 }
 
-fn tensor(family: Family, name: String, entry: Entry, seen: &mut Seen) -> Result<(TensorInfo, Place), Fault> {
+fn tensor(
+    family: Family,
+    name: String,
+    entry: Entry,
+    seen: &mut TensorSummary,
+) -> Result<(TensorInfo, Place), Fault> {
     let mut shape = entry.shape;
     match (name.as_str(), shape.as_slice()) {
         ("model.embed_tokens.weight" | "embeddings.word_embeddings.weight", [vocabulary, _]) => {

@@ -1,6 +1,6 @@
 //! Translation of GGUF's tensor names to Hugging Face's.
 
-use super::config::Family;
+use super::family::Family;
 
 /// The translation of one tensor of a GGUF file.
 #[derive(Debug, Clone, PartialEq, Eq)]

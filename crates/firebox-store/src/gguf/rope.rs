@@ -2,7 +2,10 @@
 
 use serde_json::{Map, Value, json};
 
-use super::config::{Family, Keys, Seen, head_dim, set, tidy};
+use super::family::Family;
+use super::keys::{Keys, tidy};
+use super::object::set;
+use super::tensor_summary::TensorSummary;
 use crate::error::Fault;
 use crate::excerpt::Excerpt;
 
@@ -18,7 +21,7 @@ pub(super) fn original_context(keys: &Keys<'_>) -> Result<u64, Fault> {
 pub(super) fn rope(
     keys: &Keys<'_>,
     family: Family,
-    seen: &Seen,
+    seen: &TensorSummary,
     config: &mut Map<String, Value>,
 ) -> Result<(), Fault> {
     let default_theta = if family == Family::Gemma3 { 1_000_000.0 } else { 10_000.0 };
@@ -28,7 +31,7 @@ pub(super) fn rope(
     }
     let mut parameters = rope_scaling(keys, seen)?;
     parameters.insert("rope_theta".into(), json!(theta));
-    let head_dim = head_dim(keys)?;
+    let head_dim = keys.head_dim()?;
     let rotary = keys.number("rope.dimension_count")?.unwrap_or(head_dim);
     if rotary == 0 || rotary > head_dim {
         return Err(Fault::new(
@@ -54,7 +57,7 @@ pub(super) fn rope(
     Ok(())
 }
 
-fn rope_scaling(keys: &Keys<'_>, seen: &Seen) -> Result<Map<String, Value>, Fault> {
+fn rope_scaling(keys: &Keys<'_>, seen: &TensorSummary) -> Result<Map<String, Value>, Fault> {
     let mut parameters = Map::new();
     let scaling = keys.text("rope.scaling.type")?.unwrap_or("none");
     let factor = || -> Result<f64, Fault> {

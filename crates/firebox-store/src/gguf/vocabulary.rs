@@ -1,8 +1,59 @@
 //! The tokenizer in GGUF metadata.
 
+use serde::{Deserialize, Serialize};
+
 use super::metadata::Metadata;
 use crate::error::Fault;
-use crate::text::GgufVocabulary;
+
+/// The `tokenizer.ggml.*` metadata of a GGUF file.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct GgufVocabulary {
+    /// `llama` (SentencePiece), `gpt2` (byte-level BPE), `bert` (WordPiece), `t5` (unigram) …
+    pub model: String,
+    /// The name of the pre-tokenizer.
+    pub pre: Option<String>,
+    /// Tokens by id.
+    pub tokens: Vec<String>,
+    /// Scores by id; empty if the model has none.
+    pub scores: Vec<f32>,
+    /// Types by id (1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte); empty if the model has none.
+    pub token_types: Vec<i32>,
+    /// Merges in order of priority, each of two pieces with a space between.
+    pub merges: Vec<String>,
+    /// Beginning of sequence.
+    pub bos: Option<u32>,
+    /// End of sequence.
+    pub eos: Option<u32>,
+    /// End of turn.
+    pub eot: Option<u32>,
+    /// End of message.
+    pub eom: Option<u32>,
+    /// Unknown token.
+    pub unk: Option<u32>,
+    /// Padding.
+    pub pad: Option<u32>,
+    /// Separator.
+    pub sep: Option<u32>,
+    /// Classification token.
+    pub cls: Option<u32>,
+    /// Mask token.
+    pub mask: Option<u32>,
+    /// Whether a sequence begins with `bos`.
+    pub add_bos: Option<bool>,
+    /// Whether a sequence ends with `eos`.
+    pub add_eos: Option<bool>,
+    /// Whether a sequence ends with `sep`.
+    pub add_sep: Option<bool>,
+    /// Whether a leading space is added to text.
+    pub add_space_prefix: Option<bool>,
+    /// Whether runs of spaces are collapsed.
+    pub remove_extra_whitespaces: Option<bool>,
+    /// SentencePiece's normalization table.
+    pub precompiled_charsmap: Option<Vec<u8>>,
+    /// A whole `tokenizer.json`, if the file carries one.
+    pub huggingface_json: Option<String>,
+}
 
 /// Reads the vocabulary, or None if the file has none.
 pub(crate) fn vocabulary(metadata: &Metadata) -> Result<Option<GgufVocabulary>, Fault> {

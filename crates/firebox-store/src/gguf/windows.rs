@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::config::{Keys, layers};
+use super::keys::Keys;
 use super::metadata::{List, Value as Metadatum};
 use crate::error::Fault;
 
@@ -19,7 +19,7 @@ pub(super) fn sliding_window(keys: &Keys<'_>) -> Result<Option<u64>, Fault> {
 /// The attention kind of each layer from the pattern in the metadata: a flag per layer, or a number of which every multiple
 /// has full attention. `interval` is that number if there is no pattern.
 fn pattern(keys: &Keys<'_>, windowed: bool, interval: Option<u64>) -> Result<Vec<&'static str>, Fault> {
-    let layers = layers(keys.metadata, keys.architecture)?;
+    let layers = keys.layers()?;
     let name = |sliding: bool| if sliding { SLIDING } else { FULL };
     let key = keys.key(PATTERN);
     let interval = match keys.metadata.get(&key) {
@@ -57,7 +57,7 @@ pub(super) fn qwen(keys: &Keys<'_>) -> Result<Value, Fault> {
     let types = match window {
         Some(_) => pattern(keys, true, None)?,
         // A pattern without a window has no effect.
-        None => vec![FULL; layers(keys.metadata, keys.architecture)?],
+        None => vec![FULL; keys.layers()?],
     };
     Ok(json!({"use_sliding_window": window.is_some(), "sliding_window": window, "layer_types": types}))
 }

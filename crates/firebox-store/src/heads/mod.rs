@@ -15,12 +15,13 @@ pub use head::{HEAD, HeadFiles, HeadManifest};
 pub use new_head::NewHead;
 pub use table::{HeadGeneration, HeadRow, HeadTable};
 
-use crate::checkpoint::{Checkpoint, SourceKind};
+use crate::checkpoint::Checkpoint;
 use crate::error::{Fault, StoreError};
 use crate::files::{self, File};
 use crate::folder::{Folder, MAX_JSON};
 use crate::manifest::ManifestSegment;
 use crate::mapping::Mapping;
+use crate::parts::SourceKind;
 use crate::trunk::trunk_hash;
 use head::{INSTALL_AGAIN, damaged, read_manifest};
 

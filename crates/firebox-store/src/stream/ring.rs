@@ -234,7 +234,7 @@ impl Ring {
 
 #[cfg(test)]
 mod tests {
-    use super::super::check::check;
+    use super::super::ring_harness::check_stream_events as check;
 
     #[test]
     fn two_units_at_once_do_not_wait_for_those_who_wait_for_them() {

@@ -2,10 +2,11 @@
 
 use serde_json::Value;
 
+use super::answer_part::AnswerPart;
 use super::declared_tools::Tools;
+use super::marks::{CALL, CHANNEL, CONSTRAIN, END, MESSAGE, RECIPIENT, RETURN, START};
 use super::part_queue::PartQueue;
-use super::reader::{AnswerPart, MAX_TOOL_NAME};
-use super::syntax::{CALL, CHANNEL, CONSTRAIN, END, MESSAGE, RECIPIENT, RETURN, START};
+use super::tool_name::MAX_TOOL_NAME;
 use crate::message::Message;
 
 /// The marks around reasoning in other families' answers.

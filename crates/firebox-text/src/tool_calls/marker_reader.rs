@@ -2,17 +2,16 @@
 
 use serde_json::Value;
 
+use super::answer_part::AnswerPart;
 use super::declared_tools::Tools;
 use super::json_scanner::{Extent, JsonScanner};
+use super::marks::{ARGUMENTS, CALL_BEGIN, CALL_END, CALL_ID, CALLS_BEGIN, FENCE, SEPARATOR, TAG_END};
 use super::markup;
-use super::markup::is_valid_tool_name;
 use super::object_head::{ObjectHead, begins_object, inspect_object};
 use super::part_queue::PartQueue;
-use super::reader::{AnswerPart, MAX_TOOL_NAME};
-use super::syntax::{
-    ARGUMENTS, CALL_BEGIN, CALL_END, CALL_ID, CALLS_BEGIN, CALLS_END, CallSyntax, FENCE, FUNCTIONS_END,
-    SEPARATOR, TAG_END,
-};
+use super::region::Region;
+use super::syntax::CallSyntax;
+use super::tool_name::{MAX_TOOL_NAME, is_valid_tool_name};
 use crate::message::FunctionCall;
 
 /// The info strings of fences that can contain calls.
@@ -34,41 +33,6 @@ pub(super) struct MarkerReader {
     has_text: bool,
     called: bool,
     parts: PartQueue,
-}
-
-/// The kind of context in which a call may occur.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Region {
-    Tag,
-    Bare,
-    List,
-    Functions,
-    Separated,
-    Fence,
-}
-
-impl Region {
-    /// Returns whether only declared tools count as calls, because other text looks like calls too.
-    fn is_strict(self) -> bool {
-        matches!(self, Self::Bare | Self::Fence)
-    }
-
-    /// The marks that may follow a call, in this order.
-    fn closing(self) -> &'static [&'static str] {
-        match self {
-            Self::Tag => &[TAG_END],
-            Self::Bare => &[";"],
-            Self::List => &[],
-            Self::Functions => &[FUNCTIONS_END],
-            Self::Separated => &[FENCE, CALL_END, CALLS_END],
-            Self::Fence => &[FENCE],
-        }
-    }
-
-    /// The state behind a call.
-    fn behind(self, listed: bool) -> State {
-        if listed { State::Next { region: self } } else { State::Closing(self.closing()) }
-    }
 }
 
 #[derive(Debug, Clone)]
@@ -111,6 +75,13 @@ enum State {
     Closing(&'static [&'static str]),
     /// In a fence with other content.
     OtherFence,
+}
+
+impl State {
+    /// The state behind a call.
+    fn behind(region: Region, listed: bool) -> Self {
+        if listed { Self::Next { region } } else { Self::Closing(region.closing()) }
+    }
 }
 
 /// Whether the held text can be processed further.
@@ -186,7 +157,7 @@ impl MarkerReader {
                 }
                 self.parts.end();
                 self.state = match objects {
-                    0 => region.behind(listed),
+                    0 => State::behind(region, listed),
                     _ => State::Behind { region, end: JsonScanner::within(objects), listed },
                 };
                 Step::Again
@@ -196,7 +167,7 @@ impl MarkerReader {
                     self.state = State::Behind { region, end, listed };
                     return Step::Wait;
                 }
-                self.state = region.behind(listed);
+                self.state = State::behind(region, listed);
                 Step::Again
             }
             State::Next { region } => self.next(region),
@@ -374,7 +345,7 @@ impl MarkerReader {
     fn value(&mut self, region: Region, at: usize, end: usize, listed: bool) -> Step {
         let value = serde_json::from_str::<Value>(&self.held[at..end]).ok();
         match value.and_then(|value| self.tools.calls(&value, region.is_strict())) {
-            Some(calls) => self.called(end, &calls, region.behind(listed)),
+            Some(calls) => self.called(end, &calls, State::behind(region, listed)),
             None => self.not_a_call(region, end),
         }
     }
@@ -397,7 +368,7 @@ impl MarkerReader {
             }
             Some(_) => {}
         }
-        self.state = region.behind(false);
+        self.state = State::behind(region, false);
         Step::Again
     }
 

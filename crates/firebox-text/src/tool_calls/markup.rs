@@ -3,7 +3,7 @@
 use serde_json::Map;
 
 use super::declared_tools::{Tools, function_call};
-use super::reader::MAX_TOOL_NAME;
+use super::tool_name::is_valid_tool_name;
 use crate::message::FunctionCall;
 
 /// Parses the markup between `<tool_call>` and `</tool_call>`: Qwen3-Coder writes `<function=NAME>` around
@@ -37,11 +37,4 @@ pub(super) fn call(text: &str, tools: &Tools) -> Option<FunctionCall> {
 fn line(value: &str) -> &str {
     let value = value.strip_prefix('\n').unwrap_or(value);
     value.strip_suffix('\n').unwrap_or(value)
-}
-
-/// Returns whether a tool's name can be recognized in the answers of all families: it consists of letters, digits, `_`, `-`, `.`,
-/// `:` and `/`.
-pub fn is_valid_tool_name(name: &str) -> bool {
-    let fits = |c: char| c.is_alphanumeric() || matches!(c, '_' | '-' | '.' | ':' | '/');
-    !name.is_empty() && name.len() <= MAX_TOOL_NAME && name.chars().all(fits)
 }

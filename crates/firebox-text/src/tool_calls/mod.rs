@@ -1,20 +1,23 @@
 //! Tool calls in a model's answer. Every family of models has a syntax of its own.
 
+mod answer_part;
 mod channel_reader;
 mod declared_tools;
 mod json_scanner;
 mod marker_reader;
+mod marks;
 mod markup;
 mod object_head;
 mod part_queue;
 mod reader;
+mod region;
 mod syntax;
-#[cfg(test)]
-mod tests;
 mod text_tools;
+mod tool_name;
 
+pub use answer_part::AnswerPart;
 pub(crate) use channel_reader::split_reasoning;
-pub use markup::is_valid_tool_name;
-pub use reader::{AnswerPart, CallReader};
+pub use reader::CallReader;
 pub use syntax::CallSyntax;
 pub(crate) use text_tools::{tools_as_text, tools_in_system_message};
+pub use tool_name::is_valid_tool_name;

@@ -1,6 +1,6 @@
 //! Recognizes a tool call by the beginning of its JSON object.
 
-use super::reader::MAX_TOOL_NAME;
+use super::tool_name::MAX_TOOL_NAME;
 
 /// The result of inspecting the beginning of an object.
 #[derive(Debug, Clone, PartialEq, Eq)]

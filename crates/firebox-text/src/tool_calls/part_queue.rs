@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::reader::AnswerPart;
+use super::answer_part::AnswerPart;
 use crate::message::FunctionCall;
 
 /// Parts of an answer that were not returned yet.

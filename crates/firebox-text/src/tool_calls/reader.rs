@@ -2,27 +2,11 @@
 
 use serde_json::Value;
 
+use super::answer_part::AnswerPart;
 use super::channel_reader::ChannelReader;
 use super::declared_tools::Tools;
 use super::marker_reader::MarkerReader;
 use super::syntax::CallSyntax;
-use crate::message::FunctionCall;
-
-/// The longest name of a tool.
-pub(super) const MAX_TOOL_NAME: usize = 256;
-
-/// A part of a model's answer: of its text, or of a tool call.
-#[derive(Debug, Clone, PartialEq)]
-pub enum AnswerPart {
-    /// Text.
-    Text(String),
-    /// The beginning of a call of this tool.
-    CallStart(String),
-    /// The next part of the current call's arguments. All parts together are one JSON text.
-    Arguments(String),
-    /// The end of the current call: the whole call, with its arguments as a JSON text.
-    Call(FunctionCall),
-}
 
 /// Reads tool calls in a stream of text.
 ///

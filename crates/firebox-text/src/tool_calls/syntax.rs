@@ -2,7 +2,12 @@
 
 use std::borrow::Cow;
 
-use super::marker_reader::Region;
+use super::marks::{
+    ARGUMENTS, CALL, CALL_BEGIN, CALL_END, CALL_ID, CALLS_BEGIN, CALLS_END, CHANNEL, CONSTRAIN, END, FENCE,
+    FUNCTIONS, FUNCTIONS_END, FUNCTOOLS, LISTED, MESSAGE, PYTHON, RECIPIENT, RETURN, SEPARATOR, START, TAG,
+    TAG_END, TOOL_FIELD_END,
+};
+use super::region::Region;
 
 /// The syntax in which a family of models writes tool calls.
 ///
@@ -139,29 +144,22 @@ impl CallSyntax {
     }
 }
 
-pub(super) const TAG: &str = "<tool_call>";
-pub(super) const TAG_END: &str = "</tool_call>";
-pub(super) const PYTHON: &str = "<|python_tag|>";
-pub(super) const LISTED: &str = "[TOOL_CALLS]";
-pub(super) const ARGUMENTS: &str = "[ARGS]";
-pub(super) const CALL_ID: &str = "[CALL_ID]";
-pub(super) const FENCE: &str = "```";
-pub(super) const FUNCTIONS: &str = "<|tool_call|>";
-pub(super) const FUNCTIONS_END: &str = "<|/tool_call|>";
-pub(super) const FUNCTOOLS: &str = "functools";
-/// Follows the tools in Phi-4-mini's prompt.
-const TOOL_FIELD_END: &str = "<|/tool|>";
-pub(super) const CALLS_BEGIN: &str = "<｜tool▁calls▁begin｜>";
-pub(super) const CALLS_END: &str = "<｜tool▁calls▁end｜>";
-pub(super) const CALL_BEGIN: &str = "<｜tool▁call▁begin｜>";
-pub(super) const CALL_END: &str = "<｜tool▁call▁end｜>";
-pub(super) const SEPARATOR: &str = "<｜tool▁sep｜>";
-pub(super) const START: &str = "<|start|>";
-pub(super) const CHANNEL: &str = "<|channel|>";
-pub(super) const CONSTRAIN: &str = "<|constrain|>";
-pub(super) const MESSAGE: &str = "<|message|>";
-pub(super) const END: &str = "<|end|>";
-pub(super) const CALL: &str = "<|call|>";
-pub(super) const RETURN: &str = "<|return|>";
-/// The recipient of messages that call tools, before the name of a tool.
-pub(super) const RECIPIENT: &str = "functions";
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn marks_that_are_special_tokens_are_restored() {
+        use CallSyntax::{Bare, Channels, Fenced, Functions, Listed, Separated, SeparatedFence, Tagged};
+
+        for syntax in [Tagged, Bare, Listed, Functions, Separated, SeparatedFence, Channels, Fenced] {
+            for (mark, _) in syntax.marks() {
+                let is_text = !mark.starts_with(['<', '[']);
+                assert!(is_text || syntax.control_tokens().contains(mark), "{syntax:?}: {mark}");
+            }
+            let [opens, closes] =
+                ["<tool_call>", "</tool_call>"].map(|tag| syntax.control_tokens().contains(&tag));
+            assert_eq!(opens, closes, "{syntax:?}");
+        }
+    }
+}

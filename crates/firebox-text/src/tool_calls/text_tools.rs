@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::syntax::{FUNCTIONS, FUNCTIONS_END};
+use super::marks::{FUNCTIONS, FUNCTIONS_END};
 use crate::message::{Content, FunctionCall, Message};
 
 /// Describes tools in text, for models whose template does not support them: tools, calls and results become text that

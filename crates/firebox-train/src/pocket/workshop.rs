@@ -13,6 +13,7 @@ use serde_json::json;
 
 use super::course::{Course, Reading, Requests, Text};
 use super::{Generator, PocketTokenizer, Recipe, Scribe, ShapeName, Split, Task};
+use crate::ending::Ending;
 use crate::error::TrainError;
 use crate::export::{export_head, export_model};
 use crate::files::{beside, create_folder, remove_folder, sync_folder, write_text};
@@ -21,7 +22,7 @@ use crate::network::Source;
 use crate::progress::Progress;
 use crate::run::Run;
 use crate::settings::Settings;
-use crate::trainer::{Ending, train};
+use crate::trainer::train;
 
 const RECIPE: &str = "recipe.toml";
 const RUNS: &str = "runs";

@@ -19,28 +19,7 @@ pub struct ModelDrafter {
 impl ModelDrafter {
     /// Drafts by `draft` for `model`. Both must have equal vocabularies.
     pub fn new(draft: &Model, model: &Model) -> Result<Self, RuntimeError> {
-        let path = |model: &Model| model.checkpoint().path().to_path_buf();
-        let differ = |difference: String| RuntimeError::DraftVocabulary {
-            draft: path(draft),
-            model: path(model),
-            difference,
-        };
-        let sizes = (draft.decoder()?.config().vocab_size, model.decoder()?.config().vocab_size);
-        if sizes.0 != sizes.1 {
-            return Err(differ(format!("it has {} tokens and not {}", sizes.0, sizes.1)));
-        }
-        if let (Ok(of_draft), Ok(of_model)) = (draft.tokenizer(), model.tokenizer()) {
-            let spelled = |id: u32| (of_draft.id_to_token(id), of_model.id_to_token(id));
-            let other = (0..sizes.0 as u32).find(|&id| spelled(id).0 != spelled(id).1);
-            if let Some(id) = other {
-                let (of_draft, of_model) = spelled(id);
-                return Err(differ(format!(
-                    "token {id} is {:?} and not {:?}",
-                    of_draft.unwrap_or_default(),
-                    of_model.unwrap_or_default()
-                )));
-            }
-        }
+        model.check_draft(draft)?;
         Ok(Self { session: draft.session()?, mark: None })
     }
 

@@ -1,8 +1,5 @@
 //! Tests of session files.
 
-#[path = "../../../../../fuzz/checks/session_operations.rs"]
-mod fuzzed;
-
 use std::fs;
 
 use firebox_cache::{AfterEviction, HiddenReason, Role, SlidingWindow, TurnKind, WholeTurns};
@@ -10,6 +7,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::residency::ResidencyOptions;
+use crate::session::operations::check_session_operations;
 use crate::{Account, device};
 
 const FIXTURES: [&str; 3] =
@@ -420,7 +418,7 @@ fn the_fuzzing_corpus() {
         let story = fs::read(story.unwrap().path()).unwrap();
         let [model, story @ ..] = &story[..] else { continue };
         let file = folder.path().join("session");
-        went_well += fuzzed::check(&models[usize::from(model % 2)], &file, story);
+        went_well += check_session_operations(&models[usize::from(model % 2)], &file, story);
     }
     assert!(went_well > 0);
 }

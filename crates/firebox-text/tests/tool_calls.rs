@@ -1,70 +1,10 @@
 //! Tests of the tool call reader.
+#![allow(clippy::unwrap_used, reason = "a test that fails here should say so")]
 
+use firebox_testing::calls::{ALL, read, tools};
+use firebox_text::{AnswerPart, CallReader, CallSyntax};
 use proptest::prelude::*;
 use serde_json::{Value, json};
-
-use super::{AnswerPart, CallReader, CallSyntax};
-
-const ALL: [CallSyntax; 8] = [
-    CallSyntax::Tagged,
-    CallSyntax::Bare,
-    CallSyntax::Listed,
-    CallSyntax::Functions,
-    CallSyntax::Separated,
-    CallSyntax::SeparatedFence,
-    CallSyntax::Channels,
-    CallSyntax::Fenced,
-];
-
-fn tools() -> Vec<Value> {
-    let properties = json!({"place": {"type": "string"}, "days": {"type": "integer"}, "deep": {}});
-    vec![
-        json!({"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": properties}}}),
-        json!({"type": "function", "function": {"name": "noop"}}),
-    ]
-}
-
-fn read<'a>(syntax: CallSyntax, pieces: impl IntoIterator<Item = &'a str>) -> Vec<AnswerPart> {
-    let mut reader = CallReader::new(syntax, &tools());
-    let mut all: Vec<AnswerPart> = Vec::new();
-    let mut take = |parts: Vec<AnswerPart>| {
-        for one in parts {
-            match (all.last_mut(), one) {
-                (Some(AnswerPart::Text(before)), AnswerPart::Text(text)) => before.push_str(&text),
-                (Some(AnswerPart::Arguments(before)), AnswerPart::Arguments(piece)) => {
-                    before.push_str(&piece)
-                }
-                (_, one) => all.push(one),
-            }
-        }
-    };
-    for piece in pieces {
-        take(reader.push(piece));
-    }
-    take(reader.finish());
-    expect_whole(&all);
-    all
-}
-
-/// Compares complete calls with the concatenation of their parts.
-#[track_caller]
-fn expect_whole(parts: &[AnswerPart]) {
-    let mut begun: Option<(&str, String)> = None;
-    for part in parts {
-        match part {
-            AnswerPart::Text(text) => assert!(begun.is_none() && !text.is_empty(), "{parts:?}"),
-            AnswerPart::CallStart(name) => {
-                assert_eq!(begun.replace((name, String::new())), None, "{parts:?}")
-            }
-            AnswerPart::Arguments(piece) => begun.as_mut().unwrap().1.push_str(piece),
-            AnswerPart::Call(call) => {
-                let whole = (call.name.as_str(), call.arguments.as_str().unwrap().to_owned());
-                assert_eq!(begun.take(), Some(whole), "{parts:?}");
-            }
-        }
-    }
-    assert_eq!(begun, None, "{parts:?}");
-}
 
 /// Text as a string, and a call as its name and arguments, which are a text if they are invalid JSON.
 #[track_caller]
@@ -320,19 +260,6 @@ fn syntaxes_are_recognized_by_their_templates() {
     assert_eq!(of("name + '<｜tool▁sep｜>' + arguments"), CallSyntax::Separated);
     assert_eq!(of("'<｜tool▁sep｜>' + name + '\\n```json\\n'"), CallSyntax::SeparatedFence);
     assert_eq!(of("'<|channel|>commentary json<|message|>' + arguments + '<|call|>'"), CallSyntax::Channels);
-}
-
-#[test]
-fn marks_that_are_special_tokens_are_restored() {
-    for syntax in ALL {
-        for (mark, _) in syntax.marks() {
-            let is_text = !mark.starts_with(['<', '[']);
-            assert!(is_text || syntax.control_tokens().contains(mark), "{syntax:?}: {mark}");
-        }
-        let [opens, closes] =
-            ["<tool_call>", "</tool_call>"].map(|tag| syntax.control_tokens().contains(&tag));
-        assert_eq!(opens, closes, "{syntax:?}");
-    }
 }
 
 /// Texts made of fragments of calls.

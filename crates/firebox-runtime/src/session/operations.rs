@@ -1,5 +1,5 @@
-//! What is done with a session, in any order: it goes on or says why not, a file of it goes on to the same bits, and what was
-//! only fed and taken back is as if it had been fed at once.
+//! A check of operations on a session in any order: each succeeds or says why not, a file of the session continues to the same
+//! bits, and a session that was only fed and rewound is as if it had been fed at once.
 
 use std::path::Path;
 
@@ -7,14 +7,15 @@ use firebox_cache::{AfterEviction, KvType, Role, SlidingWindow, TurnId, TurnKind
 
 use crate::{Model, Session};
 
-/// Tokens that a story has at most, so that none takes long.
-const MOST: usize = 400;
+/// The most tokens that the operations feed, so that no check takes long.
+const MAX_TOKENS: usize = 400;
 const CAPACITY: usize = 120;
 
-/// The first two bytes say what is kept and what goes when there is too much, three more each what happens next. `file` is
-/// where it may be saved. How many happenings went well.
-pub fn check(model: &Model, file: &Path, input: &[u8]) -> usize {
-    let [kept, policy, happenings @ ..] = input else { return 0 };
+/// Runs a session through the operations that bytes encode, and panics where a rule is violated. The first two bytes choose the
+/// number format of keys and values and the eviction policy; every three of the others are an operation. The session is saved
+/// to `file`. Returns how many operations succeeded.
+pub fn check_session_operations(model: &Model, file: &Path, bytes: &[u8]) -> usize {
+    let [kept, policy, operations @ ..] = bytes else { return 0 };
     let kept = [KvType::F32, KvType::F16, KvType::Int8][usize::from(kept % 3)];
     let with_policy = |session: Session| {
         let session = session.with_chunk(48).with_fact_capacity(60);
@@ -28,11 +29,11 @@ pub fn check(model: &Model, file: &Path, input: &[u8]) -> usize {
     let begun = || with_policy(model.session().expect("a decoder").with_kv_type(kept));
     let (mut session, mut branch) = (begun(), None);
     // Whether nothing was done that a single feed does not do.
-    let (mut plain, mut went_well, mut fed) = (policy % 4 == 0, 0, 0);
-    for &[what, a, b] in happenings.as_chunks().0 {
+    let (mut plain, mut succeeded, mut fed) = (policy % 4 == 0, 0, 0);
+    for &[what, a, b] in operations.as_chunks().0 {
         let some = tokens(a, usize::from(b % 70) + 1);
         fed += some.len();
-        if fed > MOST {
+        if fed > MAX_TOKENS {
             break;
         }
         let turn = nth_turn(&session, a, false);
@@ -60,7 +61,7 @@ pub fn check(model: &Model, file: &Path, input: &[u8]) -> usize {
             }
             _ => turn.map_or(Ok(()), |turn| session.pin(turn, b % 2 == 0)),
         };
-        went_well += usize::from(done.is_ok());
+        succeeded += usize::from(done.is_ok());
         expect_sound(&session);
     }
     for mut session in [Some(session), branch].into_iter().flatten() {
@@ -84,7 +85,7 @@ pub fn check(model: &Model, file: &Path, input: &[u8]) -> usize {
         }
         expect_sound(&session);
     }
-    went_well
+    succeeded
 }
 
 fn tokens(seed: u8, count: usize) -> Vec<u32> {
@@ -98,7 +99,7 @@ fn nth_turn(session: &Session, which: u8, is_fact: bool) -> Option<TurnId> {
     ids.get(usize::from(which) % ids.len().max(1)).copied()
 }
 
-/// Whether its parts agree with each other.
+/// Asserts that the parts of a session agree with each other.
 fn expect_sound(session: &Session) {
     let cache = session.cache();
     assert!(cache.len() <= session.tokens().len());

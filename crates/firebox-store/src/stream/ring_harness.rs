@@ -1,5 +1,5 @@
-//! The buffers of a stream under any order of wishes: none is lost or made up, none is read twice at once, no failure outlives
-//! those it is to be told, and who waits is served in the end.
+//! A check of a stream's buffers under any order of events: no buffer is lost or made up, no unit is read twice at once, no
+//! failure outlives the requests that it is reported to, and every request that waits is served in the end.
 
 use std::collections::VecDeque;
 
@@ -12,20 +12,20 @@ use crate::error::StoreError;
 struct World {
     ring: Ring,
     units: usize,
-    /// Ids and units of what was asked for.
+    /// Ids and units of requests.
     asked: Vec<(u64, usize)>,
     /// Ids and units that one request needs together and does not have yet. Two such requests at a time could wait for each
     /// other.
     together: VecDeque<(u64, usize)>,
-    /// What that one has of it, and keeps until nothing is lacking.
+    /// The buffers that this request has, and holds until it has all of them.
     held: Vec<MmapMut>,
     lent: Vec<MmapMut>,
 }
 
-/// The first two bytes say how many units and buffers there are, every other one what happens next. How many units were
-/// handed out.
-pub fn check(input: &[u8]) -> usize {
-    let [units, buffers, happenings @ ..] = input else { return 0 };
+/// Runs a stream's buffers through the events that bytes encode, and panics where a rule is violated. The first two bytes are
+/// the numbers of units and buffers; each of the others is an event. Returns how many units were handed out.
+pub fn check_stream_events(bytes: &[u8]) -> usize {
+    let [units, buffers, events @ ..] = bytes else { return 0 };
     let units = usize::from(units % 8) + 1;
     let mut world = World {
         ring: Ring::new(usize::from(buffers % 5), units),
@@ -36,17 +36,17 @@ pub fn check(input: &[u8]) -> usize {
         lent: Vec::new(),
     };
     let mut handed_out = 0;
-    for happening in happenings {
-        handed_out += usize::from(world.happens(*happening));
+    for event in events {
+        handed_out += usize::from(world.run(*event));
         world.expect_whole();
     }
     handed_out + world.come_to_rest()
 }
 
 impl World {
-    /// Whether a unit was handed out.
-    fn happens(&mut self, happening: u8) -> bool {
-        let (what, which) = (happening % 16, usize::from(happening / 16));
+    /// Runs an event. Returns whether a unit was handed out.
+    fn run(&mut self, event: u8) -> bool {
+        let (what, which) = (event % 16, usize::from(event / 16));
         let (unit, ring) = (which % self.units, &mut self.ring);
         match what {
             2 if self.together.is_empty() => {
@@ -132,12 +132,12 @@ impl World {
         }
     }
 
-    /// Whether it is the next of what is needed at once.
+    /// Returns whether a request is the next of those that are needed together.
     fn is_together(&self, id: u64) -> bool {
         self.together.front().is_some_and(|(first, _)| *first == id)
     }
 
-    /// Nothing is needed at once any more.
+    /// Cancels the requests that are needed together, and lends out their buffers.
     fn part(&mut self) {
         for (id, _) in self.together.drain(..) {
             self.ring.cancel(id);
@@ -145,7 +145,7 @@ impl World {
         self.lent.append(&mut self.held);
     }
 
-    /// A reader looks for something to do.
+    /// Begins a read, if there is one to do.
     fn read(&mut self) {
         let Some(unit) = self.ring.next_read() else { return };
         assert!(unit < self.units);
