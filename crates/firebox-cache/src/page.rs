@@ -116,6 +116,11 @@ impl Drop for PageBuffers {
 
 fn empty(kv_dtype: KvType, shape: [usize; 3], device: &Device) -> KvTensor {
     match kv_dtype {
+        KvType::F32 | KvType::F16 if firebox_kernels::host_device(device) != *device => {
+            // An accelerator fills its own memory faster than it receives zeros.
+            let dtype = if kv_dtype == KvType::F32 { DType::F32 } else { DType::F16 };
+            KvTensor::Float(Tensor::zeros(shape, (device, dtype)))
+        }
         KvType::F32 | KvType::F16 => {
             let count = shape.iter().product();
             // Built from zeros that the tensor takes over: filling a tensor needs a second buffer of its size for a moment, which
@@ -184,6 +189,16 @@ impl Page {
     pub fn write(&self, layer: usize, at: usize, added: LayerKv) {
         if let Some(held) = self.content().buffers.layer(layer, at + added.positions(), self.pool.layout()) {
             held.assign(at, added);
+        }
+    }
+
+    /// Lets `write` fill `count` slots of keys and values from `at` on.
+    pub fn write_with(&self, layer: usize, at: usize, count: usize, write: impl FnOnce([&mut KvTensor; 2])) {
+        let mut content = self.content();
+        if let Some(LayerKv::Attention { keys, values }) =
+            content.buffers.layer(layer, at + count, self.pool.layout())
+        {
+            write([keys, values]);
         }
     }
 

@@ -15,12 +15,12 @@ use crate::weights::Weights;
 /// One layer: norm, mixer, norm, feed-forward.
 #[derive(Module, Debug)]
 pub struct Block {
-    mixer_norm: RmsNorm,
-    mixer: Mixer,
-    mixer_output_norm: Option<RmsNorm>,
-    feed_forward_norm: RmsNorm,
-    feed_forward: FeedForward,
-    feed_forward_output_norm: Option<RmsNorm>,
+    pub(crate) mixer_norm: RmsNorm,
+    pub(crate) mixer: Mixer,
+    pub(crate) mixer_output_norm: Option<RmsNorm>,
+    pub(crate) feed_forward_norm: RmsNorm,
+    pub(crate) feed_forward: FeedForward,
+    pub(crate) feed_forward_output_norm: Option<RmsNorm>,
 }
 
 impl Block {
@@ -64,8 +64,12 @@ impl Block {
         rows: &Rows,
         caches: impl Iterator<Item = LayerCache<'c>>,
     ) -> Result<Tensor<2>, ModelError> {
+        let mut caches: Vec<_> = caches.collect();
+        if let Some(fused) = self.fused(&hidden, &caches) {
+            return Ok(fused.forward(hidden, rows, &mut caches));
+        }
         let x = self.mixer_norm.forward(hidden.clone());
-        let mixed = self.mixer.mix(x, rows, caches)?;
+        let mixed = self.mixer.mix(x, rows, caches.into_iter())?;
         let (hidden, x) = self.feed_forward_norm.forward_sum(normed(&self.mixer_output_norm, mixed), hidden);
         let fed = self.feed_forward.forward(x)?;
         Ok(hidden.add(normed(&self.feed_forward_output_norm, fed)))

@@ -18,6 +18,7 @@ mod experts;
 mod families;
 mod feed_forward;
 mod fields;
+mod fused;
 mod gated;
 mod head;
 mod initial;

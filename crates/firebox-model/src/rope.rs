@@ -43,6 +43,11 @@ impl RopeTable {
         Self { cos: table(cos), sin: table(sin), layout: config.layout }
     }
 
+    /// Returns cosines and sines, and whether rotated pairs are interleaved.
+    pub fn angles(&self) -> ([Tensor<3>; 2], bool) {
+        ([self.cos.clone(), self.sin.clone()], self.layout == RopeLayout::Interleaved)
+    }
+
     /// Rotates the first part of every head of `[tokens, heads, head_dim]`.
     pub fn rotate(&self, heads: Tensor<3>) -> Tensor<3> {
         rotate(heads, self.cos.clone(), self.sin.clone(), self.layout == RopeLayout::Interleaved)

@@ -19,6 +19,7 @@ mod output;
 mod params;
 mod products;
 pub mod reference;
+mod rope_and_cache;
 mod rows;
 mod span;
 mod visibility;
@@ -26,6 +27,7 @@ mod visibility;
 pub use kv_tensor::KvTensor;
 pub use output::AttentionOutput;
 pub use params::{AttentionParams, BLOCK};
+pub use rope_and_cache::{HeadTransform, RopeAndCache};
 pub use span::{AttentionSequence, Span};
 pub use visibility::Visibility;
 
