@@ -31,6 +31,6 @@ pub use page::{PAGE_TOKENS, allocated_positions};
 pub use pool::{PageLedger, PagePool, Reclaimable};
 pub use recurrent::RecurrentState;
 pub use sequence::{
-    AttentionCache, Block, LayerCache, Outline, RecurrentStates, Replay, SequenceCache, SlotRange,
+    AttentionCache, Block, LayerCache, Outline, PageTable, RecurrentStates, Replay, SequenceCache, SlotRange,
 };
 pub use turn::{HiddenReason, Role, Turn, TurnId, TurnKind};

@@ -26,6 +26,7 @@ mod matrix;
 pub mod norm;
 pub mod rope;
 mod simd;
+pub mod step;
 mod thread_pool;
 
 pub use activation::Activation;

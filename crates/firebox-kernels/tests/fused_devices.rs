@@ -174,6 +174,7 @@ fn heads_are_placed() {
                 );
 
                 let transform = HeadTransform {
+                    steps: None,
                     query_norm: head_norm(6),
                     key_norm: head_norm(7),
                     angles: (pairs > 0).then(|| angles.clone()),

@@ -143,6 +143,7 @@ impl Attention {
             key_norm: norm(&self.key_norm),
             angles,
             interleaved,
+            steps: rows.steps.clone(),
         };
         let heads_cache = RopeAndCache::new(in_heads, transform);
         for (group, cache) in rows.groups.iter().zip(&mut *caches) {
@@ -170,6 +171,7 @@ impl Attention {
                 rows: group.rows.len(),
                 spans: cache.spans(group.position, window),
                 params: AttentionParams { position: group.position, window, scale, softcap },
+                steps: rows.steps.clone(),
             })
             .collect();
         batch_attention(query, parts)

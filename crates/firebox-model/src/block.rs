@@ -3,6 +3,7 @@
 use burn::module::Module;
 use burn::tensor::Tensor;
 use firebox_cache::{LayerCache, LayerLayout};
+use firebox_kernels::step::StepError;
 
 use crate::ModelError;
 use crate::config::BlockConfig;
@@ -67,6 +68,9 @@ impl Block {
         let mut caches: Vec<_> = caches.collect();
         if let Some(fused) = self.fused(&hidden, &caches) {
             return Ok(fused.forward(hidden, rows, &mut caches));
+        }
+        if rows.steps.is_some() {
+            return Err(StepError::Unsupported { reason: "a layer is not fused".into() }.into());
         }
         let x = self.mixer_norm.forward(hidden.clone());
         let mixed = self.mixer.mix(x, rows, caches.into_iter())?;

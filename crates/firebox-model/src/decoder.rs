@@ -5,9 +5,10 @@ use std::ops::Range;
 use std::sync::{Arc, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{DType, Device, Int, Tensor};
 use firebox_cache::{KvType, LayerLayout, Layout, PagePool, SequenceCache};
 use firebox_kernels::on_pool;
+use firebox_kernels::step::StepError;
 use firebox_store::Checkpoint;
 
 use crate::block::Block;
@@ -18,6 +19,7 @@ use crate::mixer::{Mixer, MixerMemory, OwnMixer};
 use crate::norm::RmsNorm;
 use crate::observer::{Observer, Passed};
 use crate::pass::{LogitRows, Pass};
+use crate::recorded::StepRecorder;
 use crate::resident::ResidentWeights;
 use crate::rows::{Input, indices};
 use crate::streamed::StreamedWeights;
@@ -36,6 +38,7 @@ pub struct Decoder {
     changes: Vec<String>,
     split: OnceLock<usize>,
     observer: RwLock<Option<Arc<dyn Observer>>>,
+    recorder: StepRecorder,
 }
 
 /// A decoder's large weights.
@@ -85,6 +88,7 @@ impl Decoder {
             device: root.device().clone(),
             split: OnceLock::new(),
             observer: RwLock::new(None),
+            recorder: StepRecorder::default(),
         })
     }
 
@@ -151,6 +155,7 @@ impl Decoder {
             changes: self.changes.iter().cloned().chain([change]).collect(),
             split: self.split.clone(),
             observer: RwLock::new(self.observer()),
+            recorder: StepRecorder::default(),
         }
     }
 
@@ -311,7 +316,7 @@ impl Decoder {
     /// only one pass may be under way at a time.
     pub fn begin_pass(&self, inputs: &[Input<'_>], logits: bool) -> Result<Pass, ModelError> {
         self.expect(inputs, logits);
-        Pass::begin(self, inputs)
+        Pass::begin_step(self, inputs)
     }
 
     /// Reports the end of such a pass; `time` excludes what came between its layers.
@@ -386,7 +391,7 @@ impl Decoder {
     }
 
     fn finished(&self, inputs: &[Input<'_>], caches: &mut [&mut SequenceCache]) -> Result<Pass, ModelError> {
-        let mut pass = Pass::begin(self, inputs)?;
+        let mut pass = Pass::begin_step(self, inputs)?;
         while pass.next_layer() < self.layers() {
             pass.step(self, caches)?;
         }
@@ -417,7 +422,10 @@ impl Decoder {
             self.read_ahead(self.layers(), false);
             let inputs: Vec<_> = texts.iter().map(|tokens| Input::new(tokens, 0, tokens.len())).collect();
             let mut caches: Vec<_> = texts.iter().map(|_| self.cache()).collect();
-            let pass = self.finished(&inputs, &mut caches.iter_mut().collect::<Vec<_>>())?;
+            let mut pass = Pass::begin(self, &inputs)?;
+            while pass.next_layer() < self.layers() {
+                pass.step(self, &mut caches.iter_mut().collect::<Vec<_>>())?;
+            }
             let states = self.final_norm.forward(pass.hidden());
             let mut row = 0;
             let of = |tokens: &&[u32]| {
@@ -466,6 +474,20 @@ impl Decoder {
         match &self.parts {
             Parts::Resident(whole) => whole.block(index, &self.config, &self.device),
             Parts::Streamed(streamed) => streamed.block(index),
+        }
+    }
+
+    pub(crate) fn recorder(&self) -> &StepRecorder {
+        &self.recorder
+    }
+
+    /// Embeds tokens that are on the device. Only resident weights can.
+    pub(crate) fn embed_indices(&self, tokens: Tensor<1, Int>) -> Result<Tensor<2>, ModelError> {
+        match &self.parts {
+            Parts::Resident(whole) => Ok(self.config.scaled(whole.embedding.gather(tokens))),
+            Parts::Streamed(_) => {
+                Err(StepError::Unsupported { reason: "the weights are streamed".into() }.into())
+            }
         }
     }
 

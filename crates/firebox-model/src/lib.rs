@@ -32,6 +32,7 @@ mod pass;
 mod pieces;
 mod pooling;
 mod prepared;
+mod recorded;
 mod resident;
 mod rope;
 mod rows;

@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
+use firebox_kernels::step::{StepCounter, StepInput};
 
 use crate::Head;
 use crate::config::DecoderConfig;
@@ -35,6 +36,8 @@ impl<'a> Input<'a> {
 pub(crate) struct Rows {
     pub groups: Vec<Group>,
     ropes: Vec<RopeTable>,
+    /// The counter of a recorded step.
+    pub steps: Option<StepCounter>,
 }
 
 /// The rows of one sequence.
@@ -64,24 +67,55 @@ impl Rows {
         groups: impl Iterator<Item = (usize, usize, usize)>,
         device: &Device,
     ) -> Self {
-        let mut next = 0;
-        let groups: Vec<Group> = groups
-            .map(|(count, position, length)| {
-                let rows = next..next + count;
-                next = rows.end;
-                Group { rows, position, length: length.max(position + count) }
-            })
-            .collect();
-        let spans: Vec<_> = groups
-            .iter()
-            .map(|group| (group.position..group.position + group.rows.len(), group.length))
-            .collect();
+        let groups = Group::in_order(groups);
+        let spans = Group::spans(&groups);
         let ropes = config.ropes.iter().map(|rope| RopeTable::new(rope, &spans, device)).collect();
-        Self { groups, ropes }
+        Self { groups, ropes, steps: None }
+    }
+
+    /// Returns the rows of a recorded step, whose angles are the sections of `input` behind the first.
+    pub fn recorded(config: &DecoderConfig, inputs: &[Input<'_>], input: &StepInput) -> Self {
+        let groups = Group::of_inputs(inputs);
+        let rows = groups.last().map_or(0, |group| group.rows.end);
+        let ropes = config.ropes.iter().enumerate().map(|(index, rope)| {
+            let pairs = rope.width.div_ceil(2);
+            let table = |section| input.floats(section, [rows, 1, pairs]);
+            RopeTable::from_tables(rope, [table(2 * index + 1), table(2 * index + 2)])
+        });
+        Self { ropes: ropes.collect(), groups, steps: Some(input.counter()) }
+    }
+
+    /// Returns cosines and sines of the inputs' positions for every position scheme.
+    pub fn angles(config: &DecoderConfig, inputs: &[Input<'_>]) -> Vec<[Vec<f32>; 2]> {
+        let spans = Group::spans(&Group::of_inputs(inputs));
+        config.ropes.iter().map(|rope| rope.angles(&spans)).collect()
     }
 
     pub fn rope(&self, index: usize) -> &RopeTable {
         &self.ropes[index]
+    }
+}
+
+impl Group {
+    fn of_inputs(inputs: &[Input<'_>]) -> Vec<Self> {
+        Self::in_order(inputs.iter().map(|input| (input.tokens.len(), input.position, input.length)))
+    }
+
+    /// Of how many rows, from which position and for which length each group is.
+    fn in_order(groups: impl Iterator<Item = (usize, usize, usize)>) -> Vec<Self> {
+        let mut next = 0;
+        groups
+            .map(|(count, position, length)| {
+                let rows = next..next + count;
+                next = rows.end;
+                Self { rows, position, length: length.max(position + count) }
+            })
+            .collect()
+    }
+
+    /// The positions of the groups, with the lengths of their sequences.
+    fn spans(groups: &[Self]) -> Vec<(Range<usize>, usize)> {
+        groups.iter().map(|group| (group.position..group.position + group.rows.len(), group.length)).collect()
     }
 }
 

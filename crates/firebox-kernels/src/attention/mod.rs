@@ -62,14 +62,17 @@ pub fn attention(
     }
     #[cfg(any(feature = "wgpu", feature = "cuda"))]
     if sinks.is_none() && rows * heads * head_dim > 0 && cube::is_supported(&query) {
-        return batch_attention(query, vec![AttentionSequence { rows, spans: spans.to_vec(), params }]);
+        return batch_attention(
+            query,
+            vec![AttentionSequence { rows, spans: spans.to_vec(), params, steps: None }],
+        );
     }
     let parts = if is_flex(&query.device()) && !recorded {
         for span in spans {
             span.check(heads, head_dim);
         }
         let empty = rows * heads * head_dim == 0 || spans.iter().all(Span::is_empty);
-        let part = || AttentionSequence { rows, spans: spans.to_vec(), params };
+        let part = || AttentionSequence { rows, spans: spans.to_vec(), params, steps: None };
         vec![if empty { nothing() } else { flex::batch_attention(query.clone(), vec![part()]) }]
     } else if spans.is_empty() {
         vec![nothing()]

@@ -10,6 +10,7 @@ use super::cube;
 use crate::linear::RowNorm;
 use crate::norm::rms_norm;
 use crate::rope::rotate;
+use crate::step::StepCounter;
 
 /// The steps between projections and attention.
 #[derive(Debug, Clone)]
@@ -22,6 +23,8 @@ pub struct HeadTransform {
     pub angles: Option<[Tensor<3>; 2]>,
     /// Rotated pairs are interleaved.
     pub interleaved: bool,
+    /// The counter of a recorded step, which adds to the slots that rows are written to. Every page gets one row then.
+    pub steps: Option<StepCounter>,
 }
 
 /// Applies a [`HeadTransform`] to queries and keys and writes keys and values to pages. On accelerators both happen in one launch
@@ -44,7 +47,7 @@ impl RopeAndCache {
         if cube::supports_rope_and_cache(&heads[0]) {
             return Self(Kind::Cube(cube::CubeRopeAndCache::new(heads, transform)));
         }
-        let HeadTransform { query_norm, key_norm, angles, interleaved } = transform;
+        let HeadTransform { query_norm, key_norm, angles, interleaved, .. } = transform;
         let placed = |heads: Tensor<3>, norm: Option<RowNorm>| {
             let heads = match norm {
                 Some(norm) => rms_norm(heads, norm.weight, norm.epsilon, norm.offset),

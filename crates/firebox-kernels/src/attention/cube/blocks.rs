@@ -34,6 +34,8 @@ pub(super) struct How {
     pub values: Reading,
     pub masked: bool,
     pub capped: bool,
+    /// Whether the first word of `visible` is the counter of a recorded step.
+    pub counted: bool,
     /// Whether cubes behind each other look at spans of their own instead of parts of one.
     pub several: bool,
     /// Units of a plane; see [`plane_size`](crate::cube::plane_size).
@@ -62,6 +64,8 @@ pub(super) struct Place {
     /// The first row in the query, and the first row of its results.
     pub row: u32,
     pub slot: u32,
+    /// 1 if a recorded step adds to the positions, otherwise 0.
+    pub grows: u32,
 }
 
 /// How scores are made, and of which positions.
@@ -147,7 +151,7 @@ pub(super) fn attend_several<K: Numeric, NK: Size, V: Numeric, NV: Size>(
     second_values: &[Vector<V, NV>],
     third_values: &[Vector<V, NV>],
     fourth_values: &[Vector<V, NV>],
-    // Not looked at.
+    // Holds nothing but the counter of a recorded step.
     visible: &[u32],
     output: &mut [f32],
     log_sum_exp: &mut [f32],
@@ -207,6 +211,13 @@ pub(super) fn attend_several<K: Numeric, NK: Size, V: Numeric, NV: Size>(
         ),
         row: one_of::<u32>(which, first_place.row, second_place.row, third_place.row, fourth_place.row),
         slot: one_of::<u32>(which, first_place.slot, second_place.slot, third_place.slot, fourth_place.slot),
+        grows: one_of::<u32>(
+            which,
+            first_place.grows,
+            second_place.grows,
+            third_place.grows,
+            fourth_place.grows,
+        ),
     };
     let nowhere = Strides { head: 0u32.runtime(), position: 0u32.runtime() };
     gather::<K, NK, V, NV>(
@@ -285,7 +296,12 @@ fn gather<K: Numeric, NK: Size, V: Numeric, NV: Size>(
     let first = CUBE_POS_X * queries as u32;
     let count = sizes.rows * sizes.sharing;
 
-    let (window, reach) = (scores_of.window, place.reach);
+    let (window, mut reach, mut positions) = (scores_of.window, place.reach, place.positions);
+    if comptime!(how.counted) {
+        let steps = visible[0];
+        positions += steps * place.grows;
+        reach += i32::cast_from(steps);
+    }
     let mut asked = Shared::<[Vector<f32, Const<4>>]>::new_slice(comptime!(queries * columns as usize));
     let mut weights = Shared::<[f32]>::new_slice(comptime!(queries * UNITS as usize));
     let mut highs = Shared::<[f32]>::new_slice(comptime!(UNITS as usize));
@@ -311,8 +327,8 @@ fn gather<K: Numeric, NK: Size, V: Numeric, NV: Size>(
     sync_cube();
 
     let last_row = (min(first + queries as u32, count) - 1) / sizes.sharing;
-    let start = max(piece, clamped(reach + i32::cast_from(first / sizes.sharing) - window, place.positions));
-    let end = min(piece + sizes.piece, clamped(reach + i32::cast_from(last_row), place.positions));
+    let start = max(piece, clamped(reach + i32::cast_from(first / sizes.sharing) - window, positions));
+    let end = min(piece + sizes.piece, clamped(reach + i32::cast_from(last_row), positions));
 
     let (mine, member) = (UNIT_POS / group, UNIT_POS % group);
     let (column, part) = (UNIT_POS % columns, UNIT_POS / columns);

@@ -20,7 +20,7 @@ const LANES: u32 = 32;
 /// Heads of a cube.
 const LINES: u32 = 4;
 /// Buffers of a launch that writes to one page.
-const BINDINGS: u32 = 10;
+const BINDINGS: u32 = 11;
 /// Pages that one launch writes to, equally many rows each.
 const TOGETHER: usize = 4;
 /// Buffers of a launch that writes to several pages.
@@ -32,6 +32,8 @@ struct How {
     query_normed: bool,
     key_normed: bool,
     interleaved: bool,
+    /// Whether a recorded step adds its counter to the slots.
+    counted: bool,
 }
 
 /// Sizes and norm parameters that all rows share.
@@ -71,6 +73,7 @@ pub(in super::super) struct CubeRopeAndCache {
     key_norm: Option<(CubeTensor, f32, f32)>,
     angles: Option<[CubeTensor; 2]>,
     interleaved: bool,
+    steps: Option<CubeTensor>,
     placed: CubeTensor,
     pending: RefCell<Vec<Pending>>,
 }
@@ -115,6 +118,7 @@ impl CubeRopeAndCache {
             key_norm: norm(transform.key_norm),
             angles: angles.filter(|[cos, _]| dims::<3>(cos)[2] > 0),
             interleaved: transform.interleaved,
+            steps: transform.steps.map(|steps| steps.0),
             query,
             key,
             value,
@@ -191,7 +195,9 @@ impl CubeRopeAndCache {
             query_normed: self.query_norm.is_some(),
             key_normed: self.key_norm.is_some(),
             interleaved: self.interleaved,
+            counted: self.steps.is_some(),
         };
+        let steps = self.steps.clone().unwrap_or_else(|| self.query.clone());
         let plane = plane_size(&client);
         if let [pending] = together {
             return rope_and_cache_rows::launch(
@@ -205,6 +211,7 @@ impl CubeRopeAndCache {
                 key_weight.into_buffer_arg(),
                 cos.into_buffer_arg(),
                 sin.into_buffer_arg(),
+                steps.into_buffer_arg(),
                 self.placed.clone().into_buffer_arg(),
                 pending.keys.clone().into_buffer_arg(),
                 pending.values.clone().into_buffer_arg(),
@@ -234,6 +241,7 @@ impl CubeRopeAndCache {
             key_weight.into_buffer_arg(),
             cos.into_buffer_arg(),
             sin.into_buffer_arg(),
+            steps.into_buffer_arg(),
             self.placed.clone().into_buffer_arg(),
             first_keys,
             second_keys,
@@ -272,6 +280,7 @@ fn rope_and_cache_rows<F: Float>(
     key_weight: &[f32],
     cos: &[f32],
     sin: &[f32],
+    steps: &[u32],
     placed: &mut [f32],
     kept_keys: &mut [F],
     kept_values: &mut [F],
@@ -285,7 +294,7 @@ fn rope_and_cache_rows<F: Float>(
     let row = destination.first + row_of(line, sizes);
     let head = head_of(line, sizes);
     let divisor = divisor_of(query, key, row, head, sizes, how, plane);
-    let to = kept_start(line, destination, sizes);
+    let to = kept_start(line, destination, steps, sizes, how);
     let mut at = UNIT_POS_X;
     while at < sizes.head_dim {
         let number = placed_element(
@@ -324,6 +333,7 @@ fn rope_and_cache_several<F: Float>(
     key_weight: &[f32],
     cos: &[f32],
     sin: &[f32],
+    steps: &[u32],
     placed: &mut [f32],
     first_keys: &mut [F],
     second_keys: &mut [F],
@@ -354,7 +364,7 @@ fn rope_and_cache_several<F: Float>(
     let row = destination.first + row_of(line, sizes);
     let head = head_of(line, sizes);
     let divisor = divisor_of(query, key, row, head, sizes, how, plane);
-    let to = kept_start(line, destination, sizes);
+    let to = kept_start(line, destination, steps, sizes, how);
     let mut at = UNIT_POS_X;
     while at < sizes.head_dim {
         let number = placed_element(
@@ -423,9 +433,13 @@ fn kv_head_of(head: u32, sizes: Sizes) -> u32 {
 
 /// The first element of a head of keys or values in its page.
 #[cube]
-fn kept_start(line: u32, destination: Destination, sizes: Sizes) -> u32 {
+fn kept_start(line: u32, destination: Destination, steps: &[u32], sizes: Sizes, #[comptime] how: How) -> u32 {
     let kv_head = kv_head_of(head_of(line, sizes), sizes);
-    (kv_head * destination.positions + destination.at + row_of(line, sizes)) * sizes.head_dim
+    let mut slot = destination.at + row_of(line, sizes);
+    if comptime!(how.counted) {
+        slot += steps[0];
+    }
+    (kv_head * destination.positions + slot) * sizes.head_dim
 }
 
 /// The root mean square of a head of queries or keys; 1 if neither is normalised.
