@@ -116,7 +116,12 @@ impl OwnMixer for SameAttention {
             let position = sequence.position;
             let scale = (HEAD_DIM as f32).powf(-0.5);
             let params = AttentionParams { position, window: None, scale, softcap: None };
-            parts.push(AttentionSequence { rows: count, spans: cache.spans(position, None), params });
+            parts.push(AttentionSequence {
+                steps: None,
+                rows: count,
+                spans: cache.spans(position, None),
+                params,
+            });
         }
         Ok(self.output.forward(batch_attention(query, parts)))
     }

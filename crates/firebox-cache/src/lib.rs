@@ -34,6 +34,6 @@ pub use page_buffers::{PAGE_TOKENS, allocated_positions};
 pub use pool::PagePool;
 pub use recurrent::RecurrentState;
 pub use sequence::{
-    AttentionCache, Block, LayerCache, Outline, RecurrentStates, Replay, SequenceCache, SlotRange,
+    AttentionCache, Block, LayerCache, Outline, PageTable, RecurrentStates, Replay, SequenceCache, SlotRange,
 };
 pub use turn::{HiddenReason, Role, Turn, TurnId, TurnKind};

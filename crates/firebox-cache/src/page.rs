@@ -25,11 +25,13 @@ struct Content {
     used: usize,
     /// Whether the page is shared with readers outside the family of clones, so that sequences continue in a copy.
     frozen: bool,
+    /// The number of writes and reallocations, by which a [page table](crate::PageTable) tells that the page has changed.
+    writes: u64,
 }
 
 impl Page {
     fn new(buffers: PageBuffers, pool: PagePool) -> Self {
-        Self { content: Mutex::new(Content { buffers, used: 0, frozen: false }), pool }
+        Self { content: Mutex::new(Content { buffers, used: 0, frozen: false, writes: 0 }), pool }
     }
 
     /// Bytes that are allocated now.
@@ -69,16 +71,44 @@ impl Page {
         !content.frozen && content.used == from
     }
 
+    /// The number of writes so far.
+    pub fn writes(&self) -> u64 {
+        self.content().writes
+    }
+
+    /// Allocates room for all positions in every layer that holds any, so that later writes find their buffers where they are.
+    pub fn grow(&self) {
+        let mut content = self.content();
+        content.writes += 1;
+        for layer in 0..content.buffers.layers.len() {
+            content.buffers.layer(layer, PAGE_TOKENS, self.pool.layout());
+        }
+    }
+
     /// Writes the slots from `at` on.
     pub fn write(&self, layer: usize, at: usize, added: LayerKv) {
-        if let Some(held) = self.content().buffers.layer(layer, at + added.positions(), self.pool.layout()) {
+        let mut content = self.content();
+        content.writes += 1;
+        if let Some(held) = content.buffers.layer(layer, at + added.positions(), self.pool.layout()) {
             held.assign(at, added);
+        }
+    }
+
+    /// Lets `write` fill `count` slots of keys and values from `at` on.
+    pub fn write_with(&self, layer: usize, at: usize, count: usize, write: impl FnOnce([&mut KvTensor; 2])) {
+        let mut content = self.content();
+        content.writes += 1;
+        if let Some(LayerKv::Attention { keys, values }) =
+            content.buffers.layer(layer, at + count, self.pool.layout())
+        {
+            write([keys, values]);
         }
     }
 
     /// Copies all buffers of another page as a whole, which is several times as fast as copying slots.
     pub fn copy(&self, other: &Self) {
         let (mut content, other) = (self.content(), other.content());
+        content.writes += 1;
         for (layer, from) in other.buffers.layers.iter().enumerate() {
             if let Some(from) = from
                 && let Some(to) = content.buffers.layer(layer, from.positions(), self.pool.layout())
@@ -91,6 +121,7 @@ impl Page {
     /// Replaces the keys of some slots.
     pub fn change_keys(&self, layer: usize, slots: &Range<usize>, change: impl FnOnce(KvTensor) -> KvTensor) {
         let mut content = self.content();
+        content.writes += 1;
         let layout = self.pool.layout();
         if let Some(LayerKv::Attention { keys, .. }) = content.buffers.layer(layer, slots.end, layout) {
             let changed = change(keys.part(slots.clone()));

@@ -98,6 +98,11 @@ impl Drop for PageBuffers {
 
 fn empty(kv_dtype: KvType, shape: [usize; 3], device: &Device) -> KvTensor {
     match kv_dtype {
+        KvType::F32 | KvType::F16 if firebox_kernels::host_device(device) != *device => {
+            // An accelerator fills its own memory faster than it receives zeros.
+            let dtype = if kv_dtype == KvType::F32 { DType::F32 } else { DType::F16 };
+            KvTensor::Float(Tensor::zeros(shape, (device, dtype)))
+        }
         KvType::F32 | KvType::F16 => {
             let count = shape.iter().product();
             // Built from zeros that the tensor takes over: filling a tensor needs a second buffer of its size for a moment, which

@@ -15,12 +15,14 @@ mod branch;
 mod compact;
 mod layer;
 mod outline;
+mod page_table;
 mod pages;
 mod prefix;
 mod replay;
 
 pub use layer::{AttentionCache, LayerCache};
 pub use outline::{Outline, SlotRange};
+pub use page_table::PageTable;
 pub use prefix::Block;
 pub use replay::Replay;
 

@@ -18,18 +18,23 @@ mod flex;
 pub mod gate;
 #[cfg(feature = "autodiff")]
 mod graph;
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+mod launches;
 pub mod linear;
 #[cfg(feature = "autodiff")]
 mod matrix;
 pub mod norm;
 pub mod rope;
 mod simd;
+pub mod step;
 mod thread_pool;
 
 pub use activation::Activation;
 use burn::tensor::Device;
 
 pub use flex::host_device;
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+pub use launches::launches;
 pub use linear::Grouping;
 pub use simd::instructions;
 

@@ -404,6 +404,7 @@ fn sequences_beside_each_other() {
         }
         let there = parts.iter().map(|(rows, spans, params)| AttentionSequence {
             rows: *rows,
+            steps: None,
             spans: spans
                 .iter()
                 .map(|span| Span {

@@ -3,7 +3,10 @@
 use burn::module::Module;
 use burn::tensor::{Tensor, activation};
 use firebox_cache::AttentionCache;
-use firebox_kernels::attention::{AttentionParams, AttentionSequence, batch_attention};
+use firebox_kernels::attention::{
+    AttentionParams, AttentionSequence, HeadTransform, RopeAndCache, batch_attention,
+};
+use firebox_kernels::linear::Weight;
 
 use crate::ModelError;
 use crate::config::{AttentionConfig, AttentionProjections};
@@ -85,7 +88,6 @@ impl Attention {
         caches: impl Iterator<Item = AttentionCache<'c>>,
     ) -> Tensor<2> {
         let Projections { query, key, value, gate } = self.project(x, rows);
-        let AttentionConfig { scale, softcap, window, .. } = self.config;
         let mut caches: Vec<_> = caches.collect();
         for (group, cache) in rows.groups.iter().zip(&mut caches) {
             let of_group = |tensor: &Tensor<3>| {
@@ -93,24 +95,86 @@ impl Attention {
             };
             cache.append(of_group(&key), of_group(&value));
         }
-        // After all writes: where sequences share a page, reading it for one would make the write of the next
-        // a copy.
-        let parts: Vec<AttentionSequence> = rows
-            .groups
-            .iter()
-            .zip(&caches)
-            .map(|(group, cache)| AttentionSequence {
-                rows: group.rows.len(),
-                spans: cache.spans(group.position, window),
-                params: AttentionParams { position: group.position, window, scale, softcap },
-            })
-            .collect();
-        let attended = batch_attention(query, parts);
+        // After all writes: where sequences share a page, reading it for one would make the write of the next a copy.
+        let attended = self.attended(query, rows, caches.iter());
         let attended = match gate {
             Some(gate) => attended.mul(activation::sigmoid(gate)),
             None => attended,
         };
         self.output.forward(attended)
+    }
+
+    /// Returns the weights of queries, keys and values and of the output, if they have no biases or adapters and no gate.
+    pub(crate) fn plain_weights(&self) -> Option<([Weight; 3], Weight)> {
+        match &self.input {
+            AttentionInput::Separate(SeparateInput { query, key, value }) if !self.config.gated => Some((
+                [query.plain_weights()?, key.plain_weights()?, value.plain_weights()?],
+                self.output.plain_weights()?,
+            )),
+            _ => None,
+        }
+    }
+
+    /// Computes attention from projected queries, keys and values, `[rows, heads * head_dim]`. All caches have to
+    /// [store floats](AttentionCache::stores_floats).
+    pub(crate) fn gather(
+        &self,
+        [query, key, value]: [Tensor<2>; 3],
+        rows: &Rows,
+        caches: &mut [&mut AttentionCache<'_>],
+    ) -> Tensor<2> {
+        let AttentionConfig { heads, kv_heads, head_dim, .. } = self.config;
+        let [count, _] = query.dims();
+        let in_heads = [
+            query.reshape([count, heads, head_dim]),
+            key.reshape([count, kv_heads, head_dim]),
+            value.reshape([count, kv_heads, head_dim]),
+        ];
+        let norm = |norm: &Option<RmsNorm>| norm.as_ref().map(RmsNorm::row_norm);
+        let (angles, interleaved) = match self.config.rope {
+            Some(index) => {
+                let (angles, interleaved) = rows.rope(index).angles();
+                (Some(angles), interleaved)
+            }
+            None => (None, false),
+        };
+        let transform = HeadTransform {
+            query_norm: norm(&self.query_norm),
+            key_norm: norm(&self.key_norm),
+            angles,
+            interleaved,
+            steps: rows.steps.clone(),
+        };
+        let heads_cache = RopeAndCache::new(in_heads, transform);
+        for (group, cache) in rows.groups.iter().zip(&mut *caches) {
+            cache.append_with(|tokens, sides, at| {
+                let first = group.rows.start;
+                heads_cache.write(first + tokens.start..first + tokens.end, sides, at);
+            });
+        }
+        self.attended(heads_cache.query(), rows, caches.iter().map(|cache| &**cache))
+    }
+
+    /// Computes attention of queries to the caches of their sequences, which hold the queries' own positions already.
+    fn attended<'a, 'c: 'a>(
+        &self,
+        query: Tensor<3>,
+        rows: &Rows,
+        caches: impl Iterator<Item = &'a AttentionCache<'c>>,
+    ) -> Tensor<2> {
+        let AttentionConfig { scale, softcap, window, .. } = self.config;
+        let parts: Vec<AttentionSequence> = rows
+            .groups
+            .iter()
+            .zip(caches)
+            .map(|(group, cache)| AttentionSequence {
+                rows: group.rows.len(),
+                spans: cache.spans(group.position, window),
+                params: AttentionParams { position: group.position, window, scale, softcap },
+                steps: rows.steps.clone(),
+            })
+            .collect();
+        batch_attention(query, parts)
     }
 
     fn project(&self, x: Tensor<2>, rows: &Rows) -> Projections {

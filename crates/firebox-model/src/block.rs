@@ -3,6 +3,7 @@
 use burn::module::Module;
 use burn::tensor::Tensor;
 use firebox_cache::{LayerCache, LayerLayout};
+use firebox_kernels::step::StepError;
 
 use crate::ModelError;
 use crate::config::BlockConfig;
@@ -16,12 +17,12 @@ use crate::weights::Weights;
 /// One layer: norm, mixer, norm, feed-forward.
 #[derive(Module, Debug)]
 pub struct Block {
-    mixer_norm: RmsNorm,
-    mixer: Mixer,
-    mixer_output_norm: Option<RmsNorm>,
-    feed_forward_norm: RmsNorm,
-    feed_forward: FeedForward,
-    feed_forward_output_norm: Option<RmsNorm>,
+    pub(crate) mixer_norm: RmsNorm,
+    pub(crate) mixer: Mixer,
+    pub(crate) mixer_output_norm: Option<RmsNorm>,
+    pub(crate) feed_forward_norm: RmsNorm,
+    pub(crate) feed_forward: FeedForward,
+    pub(crate) feed_forward_output_norm: Option<RmsNorm>,
 }
 
 impl Block {
@@ -70,8 +71,15 @@ impl Block {
         rows: &Rows,
         caches: impl Iterator<Item = LayerCache<'c>>,
     ) -> Result<Tensor<2>, ModelError> {
+        let mut caches: Vec<_> = caches.collect();
+        if let Some(fused) = self.fused(&hidden, &caches) {
+            return Ok(fused.forward(hidden, rows, &mut caches));
+        }
+        if rows.steps.is_some() {
+            return Err(StepError::Unsupported { reason: "a layer is not fused".into() }.into());
+        }
         let x = self.mixer_norm.forward(hidden.clone());
-        let mixed = self.mixer.mix(x, rows, caches)?;
+        let mixed = self.mixer.mix(x, rows, caches.into_iter())?;
         let (hidden, x) = self.feed_forward_norm.forward_sum(normed(&self.mixer_output_norm, mixed), hidden);
         let fed = self.feed_forward.forward(x)?;
         Ok(hidden.add(normed(&self.feed_forward_output_norm, fed)))

@@ -3,8 +3,9 @@
 use std::cell::RefCell;
 use std::sync::{Arc, MutexGuard, OnceLock, PoisonError, RwLock};
 
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{DType, Device, Int, Tensor};
 use firebox_cache::{KvType, LayerLayout, Layout, PagePool, SequenceCache};
+use firebox_kernels::step::StepError;
 use firebox_store::Checkpoint;
 
 use crate::ModelError;
@@ -15,6 +16,7 @@ use crate::feed_forward::{FeedForward, OwnFeedForward};
 use crate::mixer::{Mixer, MixerMemory, OwnMixer};
 use crate::norm::RmsNorm;
 use crate::observer::Observer;
+use crate::recording::StepRecorder;
 use crate::resident::ResidentWeights;
 use crate::rows::indices;
 use crate::streamed::StreamedWeights;
@@ -32,6 +34,7 @@ pub struct Decoder {
     changes: Vec<String>,
     split: OnceLock<usize>,
     observer: RwLock<Option<Arc<dyn Observer>>>,
+    recorder: StepRecorder,
 }
 
 /// A decoder's large weights.
@@ -81,6 +84,7 @@ impl Decoder {
             device: root.device().clone(),
             split: OnceLock::new(),
             observer: RwLock::new(None),
+            recorder: StepRecorder::default(),
         })
     }
 
@@ -147,6 +151,7 @@ impl Decoder {
             changes: self.changes.iter().cloned().chain([change]).collect(),
             split: self.split.clone(),
             observer: RwLock::new(self.observer()),
+            recorder: StepRecorder::default(),
         }
     }
 
@@ -293,6 +298,20 @@ impl Decoder {
         match &self.parts {
             Parts::Resident(whole) => whole.block(index, &self.config, &self.device),
             Parts::Streamed(streamed) => streamed.block(index),
+        }
+    }
+
+    pub(crate) fn recorder(&self) -> &StepRecorder {
+        &self.recorder
+    }
+
+    /// Embeds tokens that are on the device. Only resident weights can.
+    pub(crate) fn embed_indices(&self, tokens: Tensor<1, Int>) -> Result<Tensor<2>, ModelError> {
+        match &self.parts {
+            Parts::Resident(whole) => Ok(self.config.scaled(whole.embedding.gather(tokens))),
+            Parts::Streamed(_) => {
+                Err(StepError::Unsupported { reason: "the weights are streamed".into() }.into())
+            }
         }
     }
 

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use burn::tensor::Tensor;
 use firebox_cache::CacheError;
+use firebox_kernels::step::StepError;
 use firebox_store::StoreError;
 
 /// Why a model could not be built or run.
@@ -15,6 +16,9 @@ pub enum ModelError {
     /// The sequence cannot remember more.
     #[error(transparent)]
     Cache(#[from] CacheError),
+    /// A decode step could not be recorded or replayed.
+    #[error(transparent)]
+    Recording(#[from] StepError),
     /// The family is not one of those this engine runs.
     #[error("model_type {model_type:?} is not supported; supported are {}", supported.join(", "))]
     UnknownFamily {

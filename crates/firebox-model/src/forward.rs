@@ -37,7 +37,8 @@ impl Decoder {
         on_pool(self.device(), || {
             let began = Instant::now();
             self.expect(inputs, true);
-            let logits = self.finished(inputs, caches)?.logits(self, wanted)?;
+            let pass = self.finished(Pass::begin_step(self, inputs)?, caches)?;
+            let logits = pass.logits(self, wanted)?;
             self.passed(inputs, logits.dims()[0], began);
             Ok(logits)
         })
@@ -47,7 +48,7 @@ impl Decoder {
     /// only one pass may be under way at a time.
     pub fn begin_pass(&self, inputs: &[Input<'_>], logits: bool) -> Result<Pass, ModelError> {
         self.expect(inputs, logits);
-        Pass::begin(self, inputs)
+        Pass::begin_step(self, inputs)
     }
 
     /// Reports the end of such a pass; `time` excludes what came between its layers.
@@ -66,7 +67,7 @@ impl Decoder {
         on_pool(self.device(), || {
             let began = Instant::now();
             self.expect(&[input], false);
-            self.finished(&[input], &mut [cache])?;
+            self.finished(Pass::begin(self, &[input])?, &mut [cache])?;
             self.passed(&[input], 0, began);
             Ok(())
         })
@@ -121,8 +122,8 @@ impl Decoder {
         Ok(())
     }
 
-    fn finished(&self, inputs: &[Input<'_>], caches: &mut [&mut SequenceCache]) -> Result<Pass, ModelError> {
-        let mut pass = Pass::begin(self, inputs)?;
+    /// Takes a pass through all layers.
+    fn finished(&self, mut pass: Pass, caches: &mut [&mut SequenceCache]) -> Result<Pass, ModelError> {
         while pass.next_layer() < self.layers() {
             pass.step(self, caches)?;
         }
@@ -153,7 +154,8 @@ impl Decoder {
             self.read_ahead(self.layers(), false);
             let inputs: Vec<_> = texts.iter().map(|tokens| Input::new(tokens, 0, tokens.len())).collect();
             let mut caches: Vec<_> = texts.iter().map(|_| self.cache()).collect();
-            let pass = self.finished(&inputs, &mut caches.iter_mut().collect::<Vec<_>>())?;
+            let pass =
+                self.finished(Pass::begin(self, &inputs)?, &mut caches.iter_mut().collect::<Vec<_>>())?;
             let states = self.normalize(pass.hidden());
             let mut row = 0;
             let of = |tokens: &&[u32]| {

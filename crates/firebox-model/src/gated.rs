@@ -3,6 +3,7 @@
 use burn::module::Module;
 use burn::tensor::Tensor;
 use firebox_kernels::gate::{gated, gated_halves};
+use firebox_kernels::linear::Weight;
 
 use crate::ModelError;
 use crate::config::{Activation, GatedConfig};
@@ -46,7 +47,19 @@ impl GatedFeedForward {
         Ok(Self { input, down, activation })
     }
 
-    /// From `[rows, hidden_size]` to the same.
+    /// Returns the weights of gate and up, of down, and the nonlinearity, if there are no biases or adapters.
+    pub(crate) fn plain_weights(&self) -> Option<([Weight; 2], Weight, Activation)> {
+        match &self.input {
+            GatedInput::Separate(SeparateInput { gate, up }) => Some((
+                [gate.plain_weights()?, up.plain_weights()?],
+                self.down.plain_weights()?,
+                self.activation,
+            )),
+            GatedInput::Fused(_) => None,
+        }
+    }
+
+    /// Maps `[rows, hidden_size]` to the same shape.
     pub fn forward(&self, x: Tensor<2>) -> Tensor<2> {
         let inner = match &self.input {
             GatedInput::Separate(SeparateInput { gate, up }) => {

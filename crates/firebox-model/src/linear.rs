@@ -2,6 +2,7 @@
 
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
+use firebox_kernels::linear::Weight;
 
 use crate::ModelError;
 use crate::adapter::Adapter;
@@ -49,6 +50,11 @@ impl Linear {
             Some((product, change)) => linear.completed(product, change),
             None => unreachable!("every weight has a product"),
         })
+    }
+
+    /// Returns the weight, if it has neither a bias nor an adapter.
+    pub(crate) fn plain_weights(&self) -> Option<Weight> {
+        (self.bias.is_none() && self.adapter.is_none()).then(|| self.weight.weight())
     }
 
     /// What an adapter adds.

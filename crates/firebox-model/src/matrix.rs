@@ -1,7 +1,7 @@
 //! Weight matrices in any storage format.
 
 use burn::module::{Module, Param, ParamId};
-use burn::tensor::{DType, Int, Tensor};
+use burn::tensor::{Int, Tensor};
 use firebox_kernels::Grouping;
 use firebox_kernels::linear::{self, BlockFormat, PreparedWeight, Weight};
 
@@ -47,7 +47,8 @@ impl Matrix {
         prepared.get_or_prepare(|| self.weight())
     }
 
-    fn weight(&self) -> Weight {
+    /// Returns the weight as kernels take it.
+    pub(crate) fn weight(&self) -> Weight {
         match self {
             Self::Dense(dense) => Weight::Dense(dense.weight.val()),
             Self::Grouped(grouped) => Weight::Grouped {
@@ -62,7 +63,7 @@ impl Matrix {
     /// Returns the rows of the given indices, `[indices, inputs]` in f32.
     pub fn gather(&self, indices: Tensor<1, Int>) -> Tensor<2> {
         match self {
-            Self::Dense(dense) => dense.weight.val().select(0, indices).cast(DType::F32),
+            Self::Dense(dense) => linear::gather(dense.weight.val(), indices),
             Self::Grouped(grouped) => {
                 linear::gather_grouped(grouped.words.val(), grouped.scales.val(), grouped.grouping, indices)
             }

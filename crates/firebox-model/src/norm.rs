@@ -2,6 +2,7 @@
 
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
+use firebox_kernels::linear::RowNorm;
 use firebox_kernels::norm::{add_rms_norm, rms_norm};
 
 use crate::ModelError;
@@ -28,6 +29,11 @@ impl RmsNorm {
             epsilon: config.epsilon,
             weight_offset: config.weight_offset,
         })
+    }
+
+    /// Returns the parameters for kernels that fuse the norm.
+    pub(crate) fn row_norm(&self) -> RowNorm {
+        RowNorm { weight: self.weight.val(), epsilon: self.epsilon, offset: self.weight_offset }
     }
 
     /// Normalises the last dimension.

@@ -24,6 +24,25 @@ pub struct Pass {
     next_layer: usize,
     /// Observer of every layer.
     observer: Option<Arc<dyn Observer>>,
+    /// A decode step that has not begun: it may be replayed as a whole.
+    step: Option<DecodeStep>,
+    /// The logits of all inputs, if the pass was replayed.
+    replayed: Option<Tensor<2>>,
+}
+
+/// One token for each of several sequences.
+#[derive(Debug, Clone)]
+struct DecodeStep {
+    tokens: Vec<u32>,
+    /// The position and the expected length of each sequence.
+    places: Vec<(usize, usize)>,
+}
+
+impl DecodeStep {
+    fn inputs(&self) -> Vec<Input<'_>> {
+        let tokens = self.tokens.chunks(1).zip(&self.places);
+        tokens.map(|(token, (position, length))| Input::new(token, *position, *length)).collect()
+    }
 }
 
 /// Inputs that pass through the same layers.
@@ -62,6 +81,20 @@ impl Pass {
         Self::over(model, inputs, model.embed(&tokens)?, 0)
     }
 
+    /// Begins a pass whose logits are wanted, if anything. Unlike one that is [begun](Self::begin) for its hidden states, it may
+    /// be replayed as a whole by its first step.
+    pub(crate) fn begin_step(model: &Decoder, inputs: &[Input<'_>]) -> Result<Self, ModelError> {
+        if !model.can_replay(inputs) {
+            return Self::begin(model, inputs);
+        }
+        let step = DecodeStep {
+            tokens: inputs.iter().flat_map(|input| input.tokens).copied().collect(),
+            places: inputs.iter().map(|input| (input.position, input.length)).collect(),
+        };
+        let heads = vec![None; inputs.len()];
+        Ok(Self { parts: Vec::new(), heads, next_layer: 0, observer: None, step: Some(step), replayed: None })
+    }
+
     /// Continues from stored hidden states before layer `next_layer`, those of the inputs' tokens.
     pub(crate) fn over(
         model: &Decoder,
@@ -86,7 +119,7 @@ impl Pass {
         let rows = Rows::new(model.config(), inputs.iter().map(Input::span), model.device());
         let part = HeadGroup { inputs: (0..inputs.len()).collect(), rows, hidden, head: None };
         let observer = model.observer().filter(|observer| observer.follows());
-        Ok(Self { parts: vec![part], heads, next_layer, observer })
+        Ok(Self { parts: vec![part], heads, next_layer, observer, step: None, replayed: None })
     }
 
     /// Returns the layer that [`step`](Self::step) runs next, or the number of layers when all have run.
@@ -119,6 +152,14 @@ impl Pass {
     }
 
     fn run_layer(&mut self, model: &Decoder, caches: &mut [&mut SequenceCache]) -> Result<(), ModelError> {
+        if let Some(step) = self.step.take() {
+            let inputs = step.inputs();
+            if let Some(logits) = model.replay_step(&inputs, caches)? {
+                (self.replayed, self.next_layer) = (Some(logits), model.layers());
+                return Ok(());
+            }
+            *self = Self::begin(model, &inputs)?;
+        }
         let layer = self.next_layer;
         let positions_fit = self.parts.iter().all(|part| {
             let mut groups = part.rows.groups.iter().zip(&part.inputs);
@@ -232,6 +273,15 @@ impl Pass {
     }
 
     fn unembedded_last(self, model: &Decoder, counts: &[usize]) -> Result<Tensor<2>, ModelError> {
+        if let Some(logits) = self.replayed {
+            let wanted: Vec<u32> =
+                (0..).zip(counts).filter(|(_, count)| **count > 0).map(|(row, _)| row).collect();
+            return match wanted.len() {
+                0 => Err(ModelError::NoTokens),
+                count if count == logits.dims()[0] => Ok(logits),
+                _ => Ok(logits.select(0, indices(&wanted, model.device()))),
+            };
+        }
         let mut of_members: Vec<(usize, Tensor<2>)> = Vec::with_capacity(self.heads.len());
         let alone = self.parts.len() == 1;
         for HeadGroup { inputs, rows, hidden, head } in self.parts {
@@ -265,6 +315,9 @@ impl Pass {
     }
 
     fn unembedded(self, model: &Decoder, wanted: LogitRows) -> Result<Tensor<2>, ModelError> {
+        if let Some(logits) = self.replayed {
+            return Ok(logits);
+        }
         let mut of_members: Vec<(usize, Tensor<2>)> = Vec::with_capacity(self.heads.len());
         let alone = self.parts.len() == 1;
         for HeadGroup { inputs, rows, hidden, head } in self.parts {
@@ -294,7 +347,11 @@ impl Pass {
 }
 
 /// Applies the final norm and the unembedding of a head, or the decoder's own: `[rows, vocab_size]`.
-fn unembed(model: &Decoder, head: Option<&Head>, hidden: Tensor<2>) -> Result<Tensor<2>, ModelError> {
+pub(crate) fn unembed(
+    model: &Decoder,
+    head: Option<&Head>,
+    hidden: Tensor<2>,
+) -> Result<Tensor<2>, ModelError> {
     let hidden = match head {
         Some(head) => head.completed(hidden),
         None => model.normalize(hidden),

@@ -25,22 +25,21 @@ impl RopeTable {
     /// length of the sequence that they belong to.
     pub fn new(config: &RopeConfig, groups: &[(Range<usize>, usize)], device: &Device) -> Self {
         let pairs = config.width.div_ceil(2);
-        let (mut cos, mut sin) = (Vec::new(), Vec::new());
-        for (positions, length) in groups {
-            let (frequencies, magnitude) = config.frequencies(*length);
-            for position in positions.clone() {
-                for frequency in &frequencies {
-                    let angle = f64::from(position as f32 * frequency);
-                    cos.push(angle.cos() as f32 * magnitude);
-                    sin.push(angle.sin() as f32 * magnitude);
-                }
-            }
-        }
-        let table = |values: Vec<f32>| {
+        let tables = config.angles(groups).map(|values| {
             let rows = values.len() / pairs;
             Tensor::from_data(TensorData::new(values, [rows, 1, pairs]), device)
-        };
-        Self { cos: table(cos), sin: table(sin), layout: config.layout }
+        });
+        Self::from_tables(config, tables)
+    }
+
+    /// Takes cosines and sines, `[rows, 1, pairs]`.
+    pub fn from_tables(config: &RopeConfig, [cos, sin]: [Tensor<3>; 2]) -> Self {
+        Self { cos, sin, layout: config.layout }
+    }
+
+    /// Returns cosines and sines, and whether rotated pairs are interleaved.
+    pub fn angles(&self) -> ([Tensor<3>; 2], bool) {
+        ([self.cos.clone(), self.sin.clone()], self.layout == RopeLayout::Interleaved)
     }
 
     /// Rotates the first part of every head of `[tokens, heads, head_dim]`.
@@ -57,6 +56,23 @@ impl RopeTable {
 }
 
 impl RopeConfig {
+    /// Returns cosines and sines of the positions of every group, in order. A group is a range of positions and the length of
+    /// the sequence that they belong to.
+    pub(crate) fn angles(&self, groups: &[(Range<usize>, usize)]) -> [Vec<f32>; 2] {
+        let (mut cos, mut sin) = (Vec::new(), Vec::new());
+        for (positions, length) in groups {
+            let (frequencies, magnitude) = self.frequencies(*length);
+            for position in positions.clone() {
+                for frequency in &frequencies {
+                    let angle = f64::from(position as f32 * frequency);
+                    cos.push(angle.cos() as f32 * magnitude);
+                    sin.push(angle.sin() as f32 * magnitude);
+                }
+            }
+        }
+        [cos, sin]
+    }
+
     /// Returns the radians per position of every pair, and the factor of cosines and sines, for a sequence of
     /// `length` tokens.
     pub(crate) fn frequencies(&self, length: usize) -> (Vec<f32>, f32) {

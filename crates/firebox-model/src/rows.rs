@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
+use firebox_kernels::step::{StepCounter, StepInput};
 
 use crate::config::DecoderConfig;
 use crate::rope::RopeTable;
@@ -12,6 +13,8 @@ use crate::rope::RopeTable;
 pub(crate) struct Rows {
     pub groups: Vec<Group>,
     ropes: Vec<RopeTable>,
+    /// The counter of a recorded step.
+    pub steps: Option<StepCounter>,
 }
 
 /// The rows of one sequence.
@@ -34,20 +37,28 @@ pub(crate) struct Span {
 impl Rows {
     /// Lays out the rows of some sequences one after the other.
     pub fn new(config: &DecoderConfig, spans: impl Iterator<Item = Span>, device: &Device) -> Self {
-        let mut next = 0;
-        let groups: Vec<Group> = spans
-            .map(|Span { rows: count, position, length }| {
-                let rows = next..next + count;
-                next = rows.end;
-                Group { rows, position, length: length.max(position + count) }
-            })
-            .collect();
-        let spans: Vec<_> = groups
-            .iter()
-            .map(|group| (group.position..group.position + group.rows.len(), group.length))
-            .collect();
+        let groups = Group::in_order(spans);
+        let spans = Group::positions(&groups);
         let ropes = config.ropes.iter().map(|rope| RopeTable::new(rope, &spans, device)).collect();
-        Self { groups, ropes }
+        Self { groups, ropes, steps: None }
+    }
+
+    /// Returns the rows of a recorded step, whose angles are the sections of `input` behind the first.
+    pub fn recorded(config: &DecoderConfig, spans: impl Iterator<Item = Span>, input: &StepInput) -> Self {
+        let groups = Group::in_order(spans);
+        let rows = groups.last().map_or(0, |group| group.rows.end);
+        let ropes = config.ropes.iter().enumerate().map(|(index, rope)| {
+            let pairs = rope.width.div_ceil(2);
+            let table = |section| input.floats(section, [rows, 1, pairs]);
+            RopeTable::from_tables(rope, [table(2 * index + 1), table(2 * index + 2)])
+        });
+        Self { ropes: ropes.collect(), groups, steps: Some(input.counter()) }
+    }
+
+    /// Returns cosines and sines of the positions of some sequences for every position scheme.
+    pub fn angles(config: &DecoderConfig, spans: impl Iterator<Item = Span>) -> Vec<[Vec<f32>; 2]> {
+        let positions = Group::positions(&Group::in_order(spans));
+        config.ropes.iter().map(|rope| rope.angles(&positions)).collect()
     }
 
     /// Those of some groups, in that order.
@@ -63,6 +74,25 @@ impl Rows {
 
     pub fn rope(&self, index: usize) -> &RopeTable {
         &self.ropes[index]
+    }
+}
+
+impl Group {
+    /// Lays out sequences one after the other.
+    fn in_order(spans: impl Iterator<Item = Span>) -> Vec<Self> {
+        let mut next = 0;
+        spans
+            .map(|Span { rows: count, position, length }| {
+                let rows = next..next + count;
+                next = rows.end;
+                Self { rows, position, length: length.max(position + count) }
+            })
+            .collect()
+    }
+
+    /// Returns the positions of the groups, with the lengths of their sequences.
+    fn positions(groups: &[Self]) -> Vec<(Range<usize>, usize)> {
+        groups.iter().map(|group| (group.position..group.position + group.rows.len(), group.length)).collect()
     }
 }
 

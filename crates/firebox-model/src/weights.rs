@@ -225,7 +225,7 @@ pub(crate) fn matrix(
 ) -> Result<Matrix, ModelError> {
     match weight.encoding {
         Encoding::Plain(dtype) => {
-            let kept = float_dtype(dtype).filter(|dtype| device.supports_dtype(*dtype));
+            let kept = float_dtype(dtype).filter(|dtype| linear::supports_weight(device, *dtype, inputs));
             let tensor = match kept {
                 Some(dtype) => {
                     Tensor::from_data(data(weight.data, [outputs, inputs], dtype), (device, dtype))

@@ -8,6 +8,8 @@ use firebox_kernels::attention::{KvTensor, Span};
 use super::SequenceCache;
 use crate::block_run::Source;
 use crate::layer_kv::LayerKv;
+use crate::layout::KvType;
+use crate::page::Page;
 use crate::recurrent::RecurrentState;
 
 /// The part of a sequence's cache that belongs to one layer.
@@ -43,6 +45,12 @@ impl SequenceCache {
 
     /// Writes the slots of the pass in one layer. `part` returns the tensors of a range of the pass's tokens.
     pub(super) fn write_pass(&self, layer: usize, part: impl Fn(Range<usize>) -> LayerKv) {
+        self.for_each_pass_page(|tokens, page, at| page.write(layer, at, part(tokens)));
+    }
+
+    /// Calls `visit` for every page with slots of the pass: with a range of the pass's tokens, the page, and the slot of the
+    /// first of them.
+    fn for_each_pass_page(&self, mut visit: impl FnMut(Range<usize>, &Page, usize)) {
         let Self { runs, len, pending, .. } = self;
         if *pending == 0 {
             return;
@@ -51,7 +59,7 @@ impl SequenceCache {
         for run in runs.iter() {
             let (from, to) = (at.max(*len), at + run.len());
             if let (true, Source::Page(page)) = (from < to, &run.source) {
-                page.write(layer, run.slots.start + from - at, part(from - len..to - len));
+                visit(from - len..to - len, page, run.slots.start + from - at);
             }
             at = to;
         }
@@ -74,6 +82,24 @@ impl AttentionCache<'_> {
                 sequence.write_pass(*layer, |tokens| added.part(tokens));
             }
             KvStorage::Transient(held) => *held = Some((keys, values)),
+        }
+    }
+
+    /// Returns whether keys and values are stored in pages as floats, which [`append_with`](Self::append_with) requires.
+    pub fn stores_floats(&self) -> bool {
+        match &self.0 {
+            KvStorage::Paged { sequence, .. } => sequence.pool.layout().kv_dtype != KvType::Int8,
+            KvStorage::Transient(_) => false,
+        }
+    }
+
+    /// Lets `write` write the pass's keys and values, page by page: it gets a range of the pass's tokens, the page's keys and
+    /// values, and the slot of the first token. Writes nothing unless the cache [stores floats](Self::stores_floats) in pages.
+    pub fn append_with(&mut self, mut write: impl FnMut(Range<usize>, [&mut KvTensor; 2], usize)) {
+        if let KvStorage::Paged { sequence, layer } = &self.0 {
+            sequence.for_each_pass_page(|tokens, page, at| {
+                page.write_with(*layer, at, tokens.len(), |sides| write(tokens.clone(), sides, at));
+            });
         }
     }
 

@@ -99,7 +99,7 @@ pub(super) fn batch_attention(query: Tensor<3>, parts: Vec<AttentionSequence>) -
     let [rows, heads, head_dim] = dims(&query);
     let mut queries = elements(&query);
     let mut problems = Vec::with_capacity(parts.len());
-    for AttentionSequence { rows, spans, params } in parts {
+    for AttentionSequence { rows, spans, params, .. } in parts {
         let (of_part, rest) = queries.split_at(rows * heads * head_dim);
         queries = rest;
         let places = spans.into_iter().map(SpanRows::from_span).collect();

@@ -33,6 +33,10 @@ impl KvTensor {
             return self.clone();
         }
         match self {
+            #[cfg(any(feature = "wgpu", feature = "cuda"))]
+            Self::Float(values) if let Some(view) = super::cube::view::view(values, start, count) => {
+                Self::Float(view)
+            }
             Self::Float(values) => Self::Float(values.clone().narrow(1, start, count)),
             Self::Bytes { words, scales } => Self::Bytes {
                 words: words.clone().narrow(1, start, count),

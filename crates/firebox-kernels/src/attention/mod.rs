@@ -9,6 +9,7 @@ mod cube;
 mod flex;
 #[cfg(feature = "autodiff")]
 mod gradient;
+mod head_transform;
 mod kernel;
 mod kv_assign;
 mod kv_quantize;
@@ -19,13 +20,16 @@ mod output;
 mod params;
 mod products;
 pub mod reference;
+mod rope_and_cache;
 mod rows;
 mod span;
 mod visibility;
 
+pub use head_transform::HeadTransform;
 pub use kv_tensor::KvTensor;
 pub use output::AttentionOutput;
 pub use params::{AttentionParams, BLOCK};
+pub use rope_and_cache::RopeAndCache;
 pub use span::{AttentionSequence, Span};
 pub use visibility::Visibility;
 
@@ -60,14 +64,17 @@ pub fn attention(
     }
     #[cfg(any(feature = "wgpu", feature = "cuda"))]
     if sinks.is_none() && rows * heads * head_dim > 0 && cube::is_supported(&query) {
-        return batch_attention(query, vec![AttentionSequence { rows, spans: spans.to_vec(), params }]);
+        return batch_attention(
+            query,
+            vec![AttentionSequence { rows, spans: spans.to_vec(), params, steps: None }],
+        );
     }
     let parts = if is_flex(&query.device()) && !recorded {
         for span in spans {
             span.check(heads, head_dim);
         }
         let empty = rows * heads * head_dim == 0 || spans.iter().all(Span::is_empty);
-        let part = || AttentionSequence { rows, spans: spans.to_vec(), params };
+        let part = || AttentionSequence { rows, spans: spans.to_vec(), params, steps: None };
         vec![if empty { nothing() } else { flex::batch_attention(query.clone(), vec![part()]) }]
     } else if spans.is_empty() {
         vec![nothing()]

@@ -3,6 +3,7 @@
 use super::kv_tensor::KvTensor;
 use super::params::AttentionParams;
 use super::visibility::Visibility;
+use crate::step::StepCounter;
 
 /// Keys and values of consecutive positions.
 #[derive(Debug, Clone)]
@@ -44,4 +45,7 @@ pub struct AttentionSequence {
     pub spans: Vec<Span>,
     /// Mask and scaling of the scores.
     pub params: AttentionParams,
+    /// The counter of a recorded step, which adds to the position of the row and to the length of the span that holds it. The
+    /// sequence has one row then, and no masks.
+    pub steps: Option<StepCounter>,
 }

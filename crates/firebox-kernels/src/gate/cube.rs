@@ -103,7 +103,7 @@ fn active<N: Size>(x: Vector<f32, N>, #[comptime] activation: Activation) -> Vec
 
 /// The nonlinearity of one number.
 #[cube]
-fn curve(x: f32, #[comptime] activation: Activation) -> f32 {
+pub(crate) fn curve(x: f32, #[comptime] activation: Activation) -> f32 {
     match comptime!(activation) {
         Activation::Silu => x * sigmoid(x),
         Activation::Gelu => {

@@ -1,7 +1,7 @@
 //! The gate of a feed-forward network.
 
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
-mod cube;
+pub(crate) mod cube;
 mod flex;
 #[cfg(feature = "autodiff")]
 mod gradient;

@@ -8,6 +8,7 @@ mod cube;
 mod decode;
 mod flex;
 mod flex_weight;
+mod fused;
 mod gather;
 mod gemm;
 mod gemv;
@@ -33,6 +34,7 @@ mod unpack;
 mod weight;
 
 pub use blocks::BlockFormat;
+pub use fused::{RowNorm, fuses_rows, multiply_added, multiply_each_normed, multiply_gated};
 pub use grouping::{Grouping, NIBBLE_CHUNK, TILE_ROWS};
 pub use prepared::PreparedWeight;
 pub use reference::in_rows;
@@ -56,14 +58,18 @@ impl Weight {
         }
     }
 
-    /// Prepares the weight for repeated products. Returns `None` on devices that do not benefit.
-    pub fn prepare(self) -> Option<PreparedWeight> {
-        let device = match &self {
+    /// Returns the device of its tensors.
+    pub(crate) fn device(&self) -> Device {
+        match self {
             Self::Dense(weight) => weight.device(),
             Self::Grouped { words, .. } => words.device(),
             Self::Blocks { bytes, .. } => bytes.device(),
-        };
-        is_flex(&device).then(|| flex_weight::FlexWeight::from(self).into())
+        }
+    }
+
+    /// Prepares the weight for repeated products. Returns `None` on devices that do not benefit.
+    pub fn prepare(self) -> Option<PreparedWeight> {
+        is_flex(&self.device()).then(|| flex_weight::FlexWeight::from(self).into())
     }
 
     /// Whether the weight itself may have a gradient.
@@ -177,6 +183,26 @@ pub fn dequantize_blocks(bytes: Tensor<2, Int>, format: BlockFormat) -> Tensor<2
     Tensor::from_dispatch(<DispatchBackend as BlockOps>::dequantize_blocks(bytes.into_dispatch(), format))
 }
 
+/// Returns whether a device multiplies with weights of a dtype and number of inputs without converting them first. Accelerators
+/// without bf16 read two such numbers from a word; no other operation works on such tensors there.
+pub fn supports_weight(device: &Device, dtype: DType, inputs: usize) -> bool {
+    #[cfg(any(feature = "wgpu", feature = "cuda"))]
+    if dtype == DType::BF16 && cube::supports_bf16(device, inputs) {
+        return true;
+    }
+    let _ = inputs;
+    device.supports_dtype(dtype)
+}
+
+/// Returns rows of a weight of f32, f16 or bf16 as `[indices, inputs]` in f32.
+pub fn gather(weight: Tensor<2>, indices: Tensor<1, Int>) -> Tensor<2> {
+    #[cfg(any(feature = "wgpu", feature = "cuda"))]
+    if crate::cube::is_cube(&weight.device()) {
+        return cube::gather(weight, indices);
+    }
+    weight.select(0, indices).cast(DType::F32)
+}
+
 /// Decodes the given rows of a weight of small integers to `[indices, inputs]` in f32.
 pub fn gather_grouped(
     words: Tensor<2, Int>,
@@ -186,6 +212,13 @@ pub fn gather_grouped(
 ) -> Tensor<2> {
     if is_flex(&words.device()) && is_flex(&scales.device()) && scales.dtype() == DType::F16 {
         return gather::rows(words, scales, grouping, indices);
+    }
+    #[cfg(any(feature = "wgpu", feature = "cuda"))]
+    if !grouping.tiled
+        && crate::cube::is_cube(&words.device())
+        && [scales.device(), indices.device()].iter().all(|device| *device == words.device())
+    {
+        return cube::gather_grouped(words, scales, grouping, indices);
     }
     let (words, scales) = if grouping.tiled {
         let indices: Vec<usize> = indices.into_data().iter::<i64>().map(|index| index as usize).collect();

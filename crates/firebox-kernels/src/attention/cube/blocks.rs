@@ -34,8 +34,12 @@ pub(super) struct How {
     pub values: Reading,
     pub masked: bool,
     pub capped: bool,
+    /// Whether the first word of `visible` is the counter of a recorded step.
+    pub counted: bool,
     /// Whether cubes behind each other look at spans of their own instead of parts of one.
     pub several: bool,
+    /// Units of a plane; see [`plane_size`](crate::cube::plane_size).
+    pub plane: u32,
 }
 
 /// Steps between heads and between positions, of scales or of what is added.
@@ -57,6 +61,11 @@ pub(super) struct Place {
     pub positions: u32,
     /// The first row's own position, counted from the first key, and one.
     pub reach: i32,
+    /// The first row in the query, and the first row of its results.
+    pub row: u32,
+    pub slot: u32,
+    /// 1 if a recorded step adds to the positions, otherwise 0.
+    pub grows: u32,
 }
 
 /// How scores are made, and of which positions.
@@ -73,11 +82,8 @@ pub(super) struct Scores {
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 #[expand(derive(Clone, Copy))]
 pub(super) struct Sizes {
+    /// Rows that attend to a span.
     pub rows: u32,
-    /// The first of them in the query.
-    pub first: u32,
-    /// Where its results go.
-    pub into: u32,
     pub sharing: u32,
     pub head_dim: u32,
     /// Positions that a cube looks at.
@@ -123,6 +129,7 @@ pub(super) fn attend_blocks<K: Numeric, NK: Size, V: Numeric, NV: Size>(
         log_sum_exp,
         0u32,
         CUBE_POS_Z * sizes.piece,
+        place.slot + CUBE_POS_Z * sizes.rows,
         place,
         key_scale_strides,
         value_scale_strides,
@@ -144,7 +151,7 @@ pub(super) fn attend_several<K: Numeric, NK: Size, V: Numeric, NV: Size>(
     second_values: &[Vector<V, NV>],
     third_values: &[Vector<V, NV>],
     fourth_values: &[Vector<V, NV>],
-    // Not looked at.
+    // Holds nothing but the counter of a recorded step.
     visible: &[u32],
     output: &mut [f32],
     log_sum_exp: &mut [f32],
@@ -202,6 +209,15 @@ pub(super) fn attend_several<K: Numeric, NK: Size, V: Numeric, NV: Size>(
             third_place.reach,
             fourth_place.reach,
         ),
+        row: one_of::<u32>(which, first_place.row, second_place.row, third_place.row, fourth_place.row),
+        slot: one_of::<u32>(which, first_place.slot, second_place.slot, third_place.slot, fourth_place.slot),
+        grows: one_of::<u32>(
+            which,
+            first_place.grows,
+            second_place.grows,
+            third_place.grows,
+            fourth_place.grows,
+        ),
     };
     let nowhere = Strides { head: 0u32.runtime(), position: 0u32.runtime() };
     gather::<K, NK, V, NV>(
@@ -221,6 +237,7 @@ pub(super) fn attend_several<K: Numeric, NK: Size, V: Numeric, NV: Size>(
         log_sum_exp,
         which,
         0u32,
+        place.slot,
         place,
         nowhere,
         nowhere,
@@ -231,7 +248,7 @@ pub(super) fn attend_several<K: Numeric, NK: Size, V: Numeric, NV: Size>(
 }
 
 #[cube]
-fn one_of<T: Numeric>(which: u32, first: T, second: T, third: T, fourth: T) -> T {
+pub(super) fn one_of<T: Numeric>(which: u32, first: T, second: T, third: T, fourth: T) -> T {
     let mut one = first;
     if which == 1 {
         one = second;
@@ -243,7 +260,7 @@ fn one_of<T: Numeric>(which: u32, first: T, second: T, third: T, fourth: T) -> T
     one
 }
 
-/// What a cube gathers from one of up to four spans, from position `piece` of it on.
+/// Computes attention of a cube's queries to one of up to four spans, from position `piece` on, and writes it from row `slot` on.
 #[cube]
 fn gather<K: Numeric, NK: Size, V: Numeric, NV: Size>(
     query: &[f32],
@@ -262,6 +279,7 @@ fn gather<K: Numeric, NK: Size, V: Numeric, NV: Size>(
     log_sum_exp: &mut [f32],
     which: u32,
     piece: u32,
+    slot: u32,
     place: Place,
     key_scale_strides: Strides,
     value_scale_strides: Strides,
@@ -278,7 +296,12 @@ fn gather<K: Numeric, NK: Size, V: Numeric, NV: Size>(
     let first = CUBE_POS_X * queries as u32;
     let count = sizes.rows * sizes.sharing;
 
-    let (window, reach) = (scores_of.window, place.reach);
+    let (window, mut reach, mut positions) = (scores_of.window, place.reach, place.positions);
+    if comptime!(how.counted) {
+        let steps = visible[0];
+        positions += steps * place.grows;
+        reach += i32::cast_from(steps);
+    }
     let mut asked = Shared::<[Vector<f32, Const<4>>]>::new_slice(comptime!(queries * columns as usize));
     let mut weights = Shared::<[f32]>::new_slice(comptime!(queries * UNITS as usize));
     let mut highs = Shared::<[f32]>::new_slice(comptime!(UNITS as usize));
@@ -289,7 +312,7 @@ fn gather<K: Numeric, NK: Size, V: Numeric, NV: Size>(
         let index = first + at / columns;
         let mut numbers = Vector::<f32, Const<4>>::new(0.0f32);
         if index < count {
-            let row = (heads(sizes) * sizes.first + query_row(index, kv_head, sizes)) * sizes.head_dim;
+            let row = (heads(sizes) * place.row + query_row(index, kv_head, sizes)) * sizes.head_dim;
             #[unroll]
             for element in 0..4usize {
                 let column = at % columns * 4 + element as u32;
@@ -304,8 +327,8 @@ fn gather<K: Numeric, NK: Size, V: Numeric, NV: Size>(
     sync_cube();
 
     let last_row = (min(first + queries as u32, count) - 1) / sizes.sharing;
-    let start = max(piece, clamped(reach + i32::cast_from(first / sizes.sharing) - window, place.positions));
-    let end = min(piece + sizes.piece, clamped(reach + i32::cast_from(last_row), place.positions));
+    let start = max(piece, clamped(reach + i32::cast_from(first / sizes.sharing) - window, positions));
+    let end = min(piece + sizes.piece, clamped(reach + i32::cast_from(last_row), positions));
 
     let (mine, member) = (UNIT_POS / group, UNIT_POS % group);
     let (column, part) = (UNIT_POS % columns, UNIT_POS / columns);
@@ -375,10 +398,14 @@ fn gather<K: Numeric, NK: Size, V: Numeric, NV: Size>(
         for index in 0..queries {
             high = max(high, weights[(mine * UNITS + index as u32 * group + member) as usize]);
         }
-        highs[UNIT_POS as usize] = high;
-        sync_cube();
-        for index in 0..group {
-            high = max(high, highs[(mine * group + index) as usize]);
+        if comptime!(how.plane == group) {
+            high = plane_max(high);
+        } else {
+            highs[UNIT_POS as usize] = high;
+            sync_cube();
+            for index in 0..group {
+                high = max(high, highs[(mine * group + index) as usize]);
+            }
         }
         high = max(high, highest);
         let fade = (highest - high).exp();
@@ -454,7 +481,7 @@ fn gather<K: Numeric, NK: Size, V: Numeric, NV: Size>(
                 logarithm = highest + total.ln();
             }
             let row = query_row(first + mine, kv_head, sizes);
-            log_sum_exp[(part_row(sizes) + row) as usize] = logarithm;
+            log_sum_exp[(slot * heads(sizes) + row) as usize] = logarithm;
         }
     }
     let mut scratch = Shared::<[Vector<f32, Const<4>>]>::new_slice(comptime!(UNITS as usize));
@@ -471,7 +498,7 @@ fn gather<K: Numeric, NK: Size, V: Numeric, NV: Size>(
             if magnitude(total) != 0u32 {
                 sum /= Vector::new(total);
             }
-            let row = part_row(sizes) + query_row(first + index as u32, kv_head, sizes);
+            let row = slot * heads(sizes) + query_row(first + index as u32, kv_head, sizes);
             #[unroll]
             for element in 0..4usize {
                 let at = column * 4 + element as u32;
@@ -488,12 +515,6 @@ fn gather<K: Numeric, NK: Size, V: Numeric, NV: Size>(
 #[cube]
 fn query_row(index: u32, kv_head: u32, sizes: Sizes) -> u32 {
     index / sizes.sharing * heads(sizes) + kv_head * sizes.sharing + index % sizes.sharing
-}
-
-/// Where the results of this part of the span begin, in rows times heads.
-#[cube]
-fn part_row(sizes: Sizes) -> u32 {
-    (sizes.into + CUBE_POS_Z * sizes.rows) * heads(sizes)
 }
 
 #[cube]

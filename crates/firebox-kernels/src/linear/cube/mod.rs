@@ -7,25 +7,32 @@
 //! never as a whole. Within either way a row's result does not depend on the rows beside it; the two add in
 //! different orders, so across that limit it may differ in the last bits.
 
+mod gathered;
+mod lines;
 mod rows;
 mod tiles;
 
 use burn::backend::tensor::{FloatTensor, IntTensor};
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 use burn_cubecl::CubeBackend;
-use burn_cubecl::cubecl::{self, prelude::*};
+use burn_cubecl::cubecl::ir::{ElemType, FloatKind, UIntKind};
+use burn_cubecl::cubecl::{self, client::Client, prelude::*};
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 
+use super::fused::RowNorm;
 use super::grouping::{Grouping, NIBBLE_CHUNK};
 use super::ops::LinearOps;
 use super::reference::in_rows;
 use super::weight::Weight;
-use crate::cube::{dims, floats, integers, primitive, zeroed};
+use crate::activation::Activation;
+use crate::cube::{dims, element, floats, integers, is_cube, primitive, zeroed};
+pub(super) use gathered::{gather, gather_grouped};
+use rows::{FusedOps, supports_fusion};
 
 /// Up to so many rows, reading the weight once for each, from a cache that the row before has filled, is faster than tiles
 /// that are mostly empty: eight rows of a whole model 1.2 times on an H200.
-const FEW_ROWS: usize = 16;
+pub(super) const FEW_ROWS: usize = 16;
 
 impl LinearOps for CubeBackend {
     fn multiply(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self> {
@@ -35,7 +42,7 @@ impl LinearOps for CubeBackend {
             return zeroed(&x, [rows, outputs]);
         }
         if rows <= FEW_ROWS {
-            return only(rows::plain(x, vec![weight]));
+            return only(rows::plain(x, vec![weight], &FusedOps::default()));
         }
         tiles::plain(x, weight)
     }
@@ -53,7 +60,7 @@ impl LinearOps for CubeBackend {
             return zeroed(&x, [rows, outputs]);
         }
         if rows <= FEW_ROWS {
-            return only(rows::grouped(x, vec![(words, scales)], grouping));
+            return only(rows::grouped(x, vec![(words, scales)], grouping, &FusedOps::default()));
         }
         tiles::grouped(x, words, scales, grouping)
     }
@@ -61,12 +68,25 @@ impl LinearOps for CubeBackend {
 
 /// See [`multiply_each`](super::multiply_each). Few rows meet weights of one form in one launch.
 pub(super) fn multiply_each(x: Tensor<2>, weights: Vec<Weight>) -> Vec<Tensor<2>> {
-    let [count, inputs] = x.dims();
-    let form = weights.first().and_then(form);
-    let alike = form.is_some() && weights.iter().all(|weight| self::form(weight) == form);
-    if !alike || weights.len() == 1 || !(1..=FEW_ROWS).contains(&count) || inputs == 0 {
+    if weights.len() == 1 || !same_form(&x, &weights) {
         return weights.into_iter().map(|weight| weight.multiply(x.clone())).collect();
     }
+    multiply_same_form(x, weights, &FusedOps::default())
+}
+
+/// Returns whether there are few rows and all weights have one form that has a kernel.
+fn same_form(x: &Tensor<2>, weights: &[Weight]) -> bool {
+    let [count, inputs] = x.dims();
+    let form = weights.first().and_then(form);
+    form.is_some()
+        && weights.iter().all(|weight| self::form(weight) == form)
+        && (1..=FEW_ROWS).contains(&count)
+        && inputs > 0
+}
+
+/// Multiplies few rows with weights of one form. Every launch fuses the same steps.
+fn multiply_same_form(x: Tensor<2>, weights: Vec<Weight>, fused: &FusedOps) -> Vec<Tensor<2>> {
+    let form = weights.first().and_then(form);
     let x = floats(primitive(x));
     let mut products = Vec::with_capacity(weights.len());
     let mut weights = weights.into_iter().peekable();
@@ -83,11 +103,40 @@ pub(super) fn multiply_each(x: Tensor<2>, weights: Vec<Weight>) -> Vec<Tensor<2>
             }
         }
         products.extend(match form {
-            Some(Form::Grouped(grouping, _)) => rows::grouped(x.clone(), grouped, grouping),
-            _ => rows::plain(x.clone(), dense),
+            Some(Form::Grouped(grouping, _)) => rows::grouped(x.clone(), grouped, grouping, fused),
+            _ => rows::plain(x.clone(), dense, fused),
         });
     }
     products.into_iter().map(Tensor::from_primitive::<CubeBackend>).collect()
+}
+
+/// Returns whether [`multiply_fused`] supports these rows and weights: few rows, and weights of one form on the same device.
+pub(super) fn can_fuse(x: &Tensor<2>, weights: &[Weight]) -> bool {
+    is_cube(&x.device())
+        && weights.iter().all(|weight| weight.device() == x.device())
+        && same_form(x, weights)
+        && supports_fusion(&primitive(x.clone()).client)
+}
+
+/// Multiplies few rows with fused steps, in one launch for every three weights: see
+/// [`multiply_each_normed`](super::multiply_each_normed), [`multiply_gated`](super::multiply_gated) and
+/// [`multiply_added`](super::multiply_added). Requires [`can_fuse`].
+///
+/// # Panics
+/// If something is added to several products, or a gate has other than two.
+pub(super) fn multiply_fused(
+    x: Tensor<2>,
+    weights: Vec<Weight>,
+    norm: Option<RowNorm>,
+    gated: Option<Activation>,
+    added: Option<Tensor<2>>,
+) -> Vec<Tensor<2>> {
+    assert!(added.is_none() || weights.len() == 1, "something is added to one product");
+    assert!(gated.is_none() || weights.len() == 2, "a gate has two products");
+    let norm =
+        norm.map(|RowNorm { weight, epsilon, offset }| (floats(primitive(weight)), epsilon as f32, offset));
+    let added = added.map(|added| floats(primitive(added)));
+    multiply_same_form(x, weights, &FusedOps { norm, gated, added })
 }
 
 /// What weights have in common that one kernel multiplies with.
@@ -110,6 +159,26 @@ fn form(weight: &Weight) -> Option<Form> {
         }
         _ => None,
     }
+}
+
+/// Returns whether a weight holds bf16 numbers on a device without that type: kernels read two of them from a word.
+fn is_packed(weight: &CubeTensor) -> bool {
+    weight.dtype == DType::BF16 && !has_bf16(&weight.client)
+}
+
+fn has_bf16(client: &Client) -> bool {
+    let kind = ElemType::Float(FloatKind::BF16);
+    client.properties().features.supports_type(kind)
+}
+
+/// The element type that kernels read a weight as.
+fn stored(weight: &CubeTensor) -> ElemType {
+    if is_packed(weight) { ElemType::UInt(UIntKind::U32) } else { element(weight) }
+}
+
+/// Returns whether kernels multiply with bf16 weights on a device, as they are or as words of two.
+pub(super) fn supports_bf16(device: &Device, inputs: usize) -> bool {
+    is_cube(device) && inputs.is_multiple_of(2)
 }
 
 fn only(products: Vec<CubeTensor>) -> CubeTensor {
@@ -140,6 +209,60 @@ fn four_inputs<F: Float, V: Size>(
                 let value = matrix[(row + at + index as u32) as usize];
                 values.insert(index, f32::cast_from(value.extract(0usize)));
             }
+        }
+    }
+    values
+}
+
+/// [`four_inputs`] of a weight whose elements hold two numbers each if it is `packed`.
+#[cube]
+fn four_weights<F: Numeric, V: Size>(
+    matrix: &[Vector<F, V>],
+    row: u32,
+    at: u32,
+    inputs: u32,
+    #[comptime] whole: bool,
+    #[comptime] packed: bool,
+) -> Vector<f32, Const<4>> {
+    let mut values = Vector::<f32, Const<4>>::new(0.0f32);
+    if comptime!(whole) {
+        values = unpack::<F, V, Const<4>>(matrix[((row + at) / 4) as usize], packed);
+    } else {
+        #[unroll]
+        for index in 0..4usize {
+            if at + (index as u32) < inputs {
+                let place = row + at + index as u32;
+                if comptime!(packed) {
+                    let word = u32::cast_from(matrix[(place / 2) as usize].extract(0usize));
+                    // bf16 is the upper half of an f32.
+                    values.insert(index, f32::reinterpret((word >> (16 * (place % 2))) << 16));
+                } else {
+                    values.insert(index, f32::cast_from(matrix[place as usize].extract(0usize)));
+                }
+            }
+        }
+    }
+    values
+}
+
+/// Converts `M` elements to `N` numbers, four at most; `packed` elements are words of two bf16 numbers.
+#[cube]
+fn unpack<F: Numeric, M: Size, N: Size>(stored: Vector<F, M>, #[comptime] packed: bool) -> Vector<f32, N> {
+    let numbers = N::value();
+    let mut values = Vector::<f32, N>::new(0.0f32);
+    if comptime!(packed) {
+        let word = u32::cast_from(stored.extract(0usize));
+        values.insert(0usize, f32::reinterpret(word << 16));
+        values.insert(1usize, f32::reinterpret(word & 0xFFFF_0000u32));
+        if comptime!(numbers > 2) {
+            let word = u32::cast_from(stored.extract(1usize));
+            values.insert(2usize, f32::reinterpret(word << 16));
+            values.insert(3usize, f32::reinterpret(word & 0xFFFF_0000u32));
+        }
+    } else {
+        #[unroll]
+        for index in 0..numbers {
+            values.insert(index, f32::cast_from(stored.extract(index)));
         }
     }
     values

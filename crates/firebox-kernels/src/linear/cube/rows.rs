@@ -1,82 +1,137 @@
-//! Products of few rows, which go along the rows of weights.
+//! Products of few rows, with fused steps before and after them.
 
 use burn::tensor::{DType, Shape};
-use burn_cubecl::cubecl::{self, ir::ElemType, prelude::*};
+use burn_cubecl::cubecl::prelude::*;
 use burn_cubecl::tensor::CubeTensor;
 
-use super::{four_inputs, nibbles};
-use crate::cube::{
-    MOST_CUBES, dims, element, plane_size, room, signed_bytes, sum_line, sum_vector, vector_size,
-};
+use super::lines::{Fusion, LANES, LINES, NormNumbersLaunch, PlacesLaunch, grouped_rows, plain_rows};
+use super::{is_packed, stored};
+use crate::activation::Activation;
+use crate::cube::{MOST_CUBES, dims, element, plane_size, room, vector_size};
 use crate::linear::Grouping;
 
-/// Units that go along a row of the weight together.
-const LANES: u32 = 32;
-/// Lines of a cube.
-const LINES: u32 = 2;
-/// Rows of the weight that a line goes along at once, using every piece of `x` it loads for all of them.
-const PER_LINE: usize = 4;
-
-/// Weights of one launch at most: with activations and results eight buffers, which every device binds.
+/// Weights of one launch at most.
 pub(super) const TOGETHER: usize = 3;
+/// Buffers of a launch: activations, words and scales of three weights, a norm, an addend, results.
+const BINDINGS: u32 = 10;
+/// Outputs of a line at most; they share every load of `x`.
+const PER_LINE: usize = 4;
+/// Lines below which each computes fewer outputs, so that a large device is not left idle.
+const FEW_LINES: usize = 1024;
+
+/// The operands of steps that are fused with products.
+#[derive(Clone, Default)]
+pub(super) struct FusedOps {
+    /// The norm of the rows: its weight, epsilon, and the offset of the weight.
+    pub norm: Option<(CubeTensor, f32, f32)>,
+    /// See [`Fusion::gated`].
+    pub gated: Option<Activation>,
+    /// `[rows, outputs]`
+    pub added: Option<CubeTensor>,
+}
+
+/// Returns whether a device binds enough buffers for fused steps.
+pub(super) fn supports_fusion(client: &Client) -> bool {
+    client.properties().hardware.max_bindings >= BINDINGS
+}
+
+impl FusedOps {
+    fn fusion(&self) -> Fusion {
+        Fusion { normed: self.norm.is_some(), gated: self.gated, added: self.added.is_some() }
+    }
+
+    /// Weight and parameters of the norm. Without a norm, `x` fills the binding of the weight, which is not read.
+    fn norm(&self, x: &CubeTensor, inputs: usize) -> (CubeTensor, NormNumbersLaunch) {
+        let (weight, epsilon, offset) = self.norm.clone().unwrap_or((x.clone(), 0.0, 0.0));
+        (weight, NormNumbersLaunch::new(inputs as f32, epsilon, offset))
+    }
+
+    fn added(&self, x: &CubeTensor) -> CubeTensor {
+        self.added.clone().unwrap_or_else(|| x.clone())
+    }
+
+    /// The number of outputs of every result.
+    fn results(&self, outputs: &[usize]) -> Vec<usize> {
+        if self.gated.is_some() { vec![outputs[0]] } else { outputs.to_vec() }
+    }
+}
 
 /// The products of few rows with up to [`TOGETHER`] weights of one dtype.
-pub(super) fn plain(x: CubeTensor, weights: Vec<CubeTensor>) -> Vec<CubeTensor> {
+pub(super) fn plain(x: CubeTensor, weights: Vec<CubeTensor>, fused: &FusedOps) -> Vec<CubeTensor> {
     let [rows, inputs] = dims(&x);
     let outputs: Vec<usize> = weights.iter().map(|weight| dims::<2>(weight)[0]).collect();
-    let (products, out, places) = beside_each_other(&x, rows, &outputs);
-    let (client, vector, weight_element) = (x.client.clone(), vector_size(inputs), element(&weights[0]));
+    let results = fused.results(&outputs);
+    let (products, out, places) = beside_each_other(&x, rows, &results);
+    let (client, vector, weight_element) = (x.client.clone(), vector_size(inputs), stored(&weights[0]));
+    let packed = is_packed(&weights[0]);
+    let per_line = per_line(rows, &outputs);
+    let (norm_weight, norm) = fused.norm(&x, inputs);
     let [first, second, third] = three(weights);
     plain_rows::launch(
         &client,
-        row_cubes(rows, &outputs),
+        row_cubes(rows, &results, per_line),
         CubeDim::new_2d(LANES, LINES),
         vector,
-        x.into_buffer_arg(),
+        if packed { vector / 2 } else { vector },
+        per_line,
+        x.clone().into_buffer_arg(),
         first.into_buffer_arg(),
         second.into_buffer_arg(),
         third.into_buffer_arg(),
+        norm_weight.into_buffer_arg(),
+        fused.added(&x).into_buffer_arg(),
         out.into_buffer_arg(),
         places,
+        norm,
         (inputs / vector) as u32,
         outputs.len() as u32,
+        packed,
+        fused.fusion(),
         plane_size(&client),
         weight_element,
     );
     products
 }
 
-/// The same with weights of one layout, their words and scales.
+/// The products of few rows with up to [`TOGETHER`] weights of one layout: their words and scales.
 pub(super) fn grouped(
     x: CubeTensor,
     weights: Vec<(CubeTensor, CubeTensor)>,
     grouping: Grouping,
+    fused: &FusedOps,
 ) -> Vec<CubeTensor> {
     let Grouping { inputs, group, four_bits, .. } = grouping;
     let [rows, _] = dims(&x);
     let ([_, row_words], [_, groups]) = (dims(&weights[0].0), dims(&weights[0].1));
     let outputs: Vec<usize> = weights.iter().map(|(words, _)| dims::<2>(words)[0]).collect();
-    let (products, out, places) = beside_each_other(&x, rows, &outputs);
+    let results = fused.results(&outputs);
+    let (products, out, places) = beside_each_other(&x, rows, &results);
     let (client, vector, scale_element) = (x.client.clone(), vector_size(row_words), element(&weights[0].1));
     let per_word = if four_bits { 8 } else { 4 };
     // Whether rows of `x` end where their words do and so can be read four inputs at a time.
     let whole = inputs == row_words * per_word;
+    let per_line = per_line(rows, &outputs);
+    let (norm_weight, norm) = fused.norm(&x, inputs);
     let [first, second, third] = three(weights);
     grouped_rows::launch(
         &client,
-        row_cubes(rows, &outputs),
+        row_cubes(rows, &results, per_line),
         CubeDim::new_2d(LANES, LINES),
         vector,
         if whole { 4 } else { 1 },
-        x.into_buffer_arg(),
+        per_line,
+        x.clone().into_buffer_arg(),
         first.0.into_buffer_arg(),
         second.0.into_buffer_arg(),
         third.0.into_buffer_arg(),
         first.1.into_buffer_arg(),
         second.1.into_buffer_arg(),
         third.1.into_buffer_arg(),
+        norm_weight.into_buffer_arg(),
+        fused.added(&x).into_buffer_arg(),
         out.into_buffer_arg(),
         places,
+        norm,
         inputs as u32,
         (row_words / vector) as u32,
         groups as u32,
@@ -84,6 +139,7 @@ pub(super) fn grouped(
         (group / (per_word * vector)) as u32,
         four_bits,
         whole,
+        fused.fusion(),
         plane_size(&client),
         scale_element,
     );
@@ -124,281 +180,19 @@ fn three<T: Clone>(weights: Vec<T>) -> [T; TOGETHER] {
 
 /// The rows and weights of the same outputs beside each other, so that rows find a weight in the cache. Down and back for
 /// the outputs, of which vocabularies have more than fit in one direction.
-fn row_cubes(rows: usize, outputs: &[usize]) -> CubeCount {
+fn row_cubes(rows: usize, outputs: &[usize], per_line: usize) -> CubeCount {
     let most = outputs.iter().copied().max().unwrap_or(0);
-    let groups = most.div_ceil(PER_LINE * LINES as usize);
+    let groups = most.div_ceil(per_line * LINES as usize);
     let down = groups.min(MOST_CUBES as usize);
     CubeCount::Static((rows * outputs.len()) as u32, down as u32, groups.div_ceil(down) as u32)
 }
 
-/// Outputs of the weights of a launch, and where the results of those behind the first begin.
-#[derive(CubeType, CubeLaunch, Clone, Copy)]
-#[expand(derive(Clone, Copy))]
-struct Places {
-    first_outputs: u32,
-    second_outputs: u32,
-    third_outputs: u32,
-    second: u32,
-    third: u32,
-}
-
-#[cube]
-fn outputs_of(places: Places, which: u32) -> u32 {
-    let mut outputs = places.first_outputs;
-    if which == 1 {
-        outputs = places.second_outputs;
-    } else if which == 2 {
-        outputs = places.third_outputs;
+/// Outputs of a line. The bits of an output do not depend on it.
+fn per_line(rows: usize, outputs: &[usize]) -> usize {
+    let all = rows * outputs.iter().sum::<usize>();
+    let mut per_line = PER_LINE;
+    while per_line > 1 && all / per_line < FEW_LINES {
+        per_line /= 2;
     }
-    outputs
-}
-
-#[cube]
-fn start_of(places: Places, which: u32) -> u32 {
-    let mut start = 0u32;
-    if which == 1 {
-        start = places.second;
-    } else if which == 2 {
-        start = places.third;
-    }
-    start
-}
-
-/// The first output of a line.
-#[cube]
-fn first_output() -> u32 {
-    ((CUBE_POS_Z * CUBE_COUNT_Y + CUBE_POS_Y) * LINES + UNIT_POS_Y) * PER_LINE as u32
-}
-
-#[cube(launch)]
-fn plain_rows<F: Float, N: Size>(
-    x: &[Vector<f32, N>],
-    first_weight: &[Vector<F, N>],
-    second_weight: &[Vector<F, N>],
-    third_weight: &[Vector<F, N>],
-    out: &mut [f32],
-    places: Places,
-    row_vectors: u32,
-    #[comptime] count: u32,
-    #[comptime] plane: u32,
-    #[define(F)] _element: ElemType,
-) {
-    let first = first_output();
-    let (row, which) = (CUBE_POS_X / count, CUBE_POS_X % count);
-    let x_row = row * row_vectors;
-    let mut line = Vector::<f32, Const<4>>::new(0.0f32);
-    let outputs = outputs_of(places, which);
-    if which == 0 {
-        line = plain_line::<F, N>(x, first_weight, x_row, first, outputs, row_vectors);
-    }
-    if comptime!(count > 1) {
-        if which == 1 {
-            line = plain_line::<F, N>(x, second_weight, x_row, first, outputs, row_vectors);
-        }
-    }
-    if comptime!(count > 2) {
-        if which == 2 {
-            line = plain_line::<F, N>(x, third_weight, x_row, first, outputs, row_vectors);
-        }
-    }
-    write_line(line, out, start_of(places, which) + row * outputs, first, outputs, plane);
-}
-
-/// What a unit adds to the outputs of its line.
-#[cube]
-fn plain_line<F: Float, N: Size>(
-    x: &[Vector<f32, N>],
-    weight: &[Vector<F, N>],
-    x_row: u32,
-    first: u32,
-    outputs: u32,
-    row_vectors: u32,
-) -> Vector<f32, Const<4>> {
-    let mut sums = Array::<Vector<f32, N>>::new(PER_LINE);
-    #[unroll]
-    for index in 0..PER_LINE {
-        sums[index] = Vector::new(0.0f32);
-    }
-    let mut at = UNIT_POS_X;
-    // Behind the last output there is nothing to go along.
-    while first < outputs && at < row_vectors {
-        let values = x[(x_row + at) as usize];
-        #[unroll]
-        for index in 0..PER_LINE {
-            let output = min(first + index as u32, outputs - 1);
-            let weights = weight[(output * row_vectors + at) as usize];
-            sums[index] += values * Vector::<f32, N>::cast_from(weights);
-        }
-        at += LANES;
-    }
-    let mut line = Vector::<f32, Const<4>>::new(0.0f32);
-    #[unroll]
-    for index in 0..PER_LINE {
-        line.insert(index, sum_vector::<N>(sums[index]));
-    }
-    line
-}
-
-#[cube(launch)]
-fn grouped_rows<S: Float, W: Size, V: Size>(
-    x: &[Vector<f32, V>],
-    first_words: &[Vector<u32, W>],
-    second_words: &[Vector<u32, W>],
-    third_words: &[Vector<u32, W>],
-    first_scales: &[S],
-    second_scales: &[S],
-    third_scales: &[S],
-    out: &mut [f32],
-    places: Places,
-    inputs: u32,
-    row_vectors: u32,
-    groups: u32,
-    #[comptime] count: u32,
-    #[comptime] vectors_per_group: u32,
-    #[comptime] four_bits: bool,
-    #[comptime] whole: bool,
-    #[comptime] plane: u32,
-    #[define(S)] _scale: ElemType,
-) {
-    let first = first_output();
-    let (row, which) = (CUBE_POS_X / count, CUBE_POS_X % count);
-    let x_row = row * inputs;
-    let mut line = Vector::<f32, Const<4>>::new(0.0f32);
-    let outputs = outputs_of(places, which);
-    if which == 0 {
-        line = grouped_line::<S, W, V>(
-            x,
-            first_words,
-            first_scales,
-            x_row,
-            inputs,
-            row_vectors,
-            groups,
-            first,
-            outputs,
-            vectors_per_group,
-            four_bits,
-            whole,
-        );
-    }
-    if comptime!(count > 1) {
-        if which == 1 {
-            line = grouped_line::<S, W, V>(
-                x,
-                second_words,
-                second_scales,
-                x_row,
-                inputs,
-                row_vectors,
-                groups,
-                first,
-                outputs,
-                vectors_per_group,
-                four_bits,
-                whole,
-            );
-        }
-    }
-    if comptime!(count > 2) {
-        if which == 2 {
-            line = grouped_line::<S, W, V>(
-                x,
-                third_words,
-                third_scales,
-                x_row,
-                inputs,
-                row_vectors,
-                groups,
-                first,
-                outputs,
-                vectors_per_group,
-                four_bits,
-                whole,
-            );
-        }
-    }
-    write_line(line, out, start_of(places, which) + row * outputs, first, outputs, plane);
-}
-
-/// What a unit adds to the outputs of its line.
-#[cube]
-fn grouped_line<S: Float, W: Size, V: Size>(
-    x: &[Vector<f32, V>],
-    words: &[Vector<u32, W>],
-    scales: &[S],
-    x_row: u32,
-    inputs: u32,
-    row_vectors: u32,
-    groups: u32,
-    first: u32,
-    outputs: u32,
-    #[comptime] vectors_per_group: u32,
-    #[comptime] four_bits: bool,
-    #[comptime] whole: bool,
-) -> Vector<f32, Const<4>> {
-    let vector = W::value();
-    let pieces = comptime!(if four_bits { 2 * vector } else { vector });
-    let mut values = Array::<Vector<f32, Const<4>>>::new(pieces);
-    let mut sums = Array::<Vector<f32, Const<4>>>::new(PER_LINE);
-    #[unroll]
-    for index in 0..PER_LINE {
-        sums[index] = Vector::new(0.0f32);
-    }
-    let mut at = UNIT_POS_X;
-    // Behind the last output there is nothing to go along.
-    while first < outputs && at < row_vectors {
-        let start = at * pieces as u32 * 4;
-        #[unroll]
-        for piece in 0..pieces {
-            values[piece] = four_inputs::<f32, V>(x, x_row, start + piece as u32 * 4, inputs, whole);
-        }
-        #[unroll]
-        for index in 0..PER_LINE {
-            let output = min(first + index as u32, outputs - 1);
-            let packed = words[(output * row_vectors + at) as usize];
-            let mut sum = Vector::<f32, Const<4>>::new(0.0f32);
-            #[unroll]
-            for word in 0..vector {
-                let bits = packed.extract(word);
-                if comptime!(four_bits) {
-                    sum += values[word] * nibbles(bits, 0u32);
-                    sum += values[word + vector] * nibbles(bits, 4u32);
-                } else {
-                    sum += values[word] * signed_bytes(bits);
-                }
-            }
-            let scale = scales[(output * groups + at / vectors_per_group) as usize];
-            sums[index] += sum * Vector::new(f32::cast_from(scale));
-        }
-        at += LANES;
-    }
-    let mut line = Vector::<f32, Const<4>>::new(0.0f32);
-    #[unroll]
-    for index in 0..PER_LINE {
-        line.insert(index, sum_vector::<Const<4>>(sums[index]));
-    }
-    line
-}
-
-/// Adds up what the units of a line have for its outputs, and writes it to where those of its row begin.
-#[cube]
-fn write_line(
-    line: Vector<f32, Const<4>>,
-    out: &mut [f32],
-    row: u32,
-    first: u32,
-    outputs: u32,
-    #[comptime] plane: u32,
-) {
-    let mut scratch = Shared::<[Vector<f32, Const<4>>]>::new_slice(comptime!((LANES * LINES) as usize));
-    let sums = sum_line::<Const<4>>(line, &mut scratch, LANES, plane);
-    if UNIT_POS_X == 0 {
-        #[unroll]
-        for index in 0..PER_LINE {
-            let output = first + index as u32;
-            if output < outputs {
-                out[(row + output) as usize] = sums.extract(index);
-            }
-        }
-    }
+    per_line
 }

@@ -3,7 +3,7 @@
 use burn_cubecl::cubecl::{self, ir::ElemType, prelude::*};
 use burn_cubecl::tensor::CubeTensor;
 
-use super::{four_inputs, nibbles};
+use super::{four_weights, is_packed, nibbles, stored};
 use crate::cube::{dims, element, room, signed_bytes};
 use crate::linear::Grouping;
 
@@ -24,12 +24,14 @@ const TILE_THREADS: u32 = TILE_UNITS.0 * TILE_UNITS.1;
 pub(super) fn plain(x: CubeTensor, weight: CubeTensor) -> CubeTensor {
     let ([rows, inputs], [outputs, _]) = (dims(&x), dims(&weight));
     let (client, out) = (x.client.clone(), room(&x, [rows, outputs]));
-    let weight_element = element(&weight);
+    let (packed, weight_element) = (is_packed(&weight), stored(&weight));
+    let vector = if inputs.is_multiple_of(4) { 4 } else { 1 };
     plain_tiles::launch(
         &client,
         tile_cubes(rows, outputs),
         CubeDim::new_2d(TILE_UNITS.0, TILE_UNITS.1),
-        if inputs.is_multiple_of(4) { 4 } else { 1 },
+        vector,
+        if packed && vector > 1 { vector / 2 } else { vector },
         x.into_buffer_arg(),
         weight.into_buffer_arg(),
         out.clone().into_buffer_arg(),
@@ -37,6 +39,7 @@ pub(super) fn plain(x: CubeTensor, weight: CubeTensor) -> CubeTensor {
         inputs as u32,
         outputs as u32,
         inputs.is_multiple_of(4),
+        packed,
         weight_element,
     );
     out
@@ -84,14 +87,15 @@ fn tile_cubes(rows: usize, outputs: usize) -> CubeCount {
 }
 
 #[cube(launch)]
-fn plain_tiles<F: Float, V: Size>(
+fn plain_tiles<F: Numeric, V: Size, M: Size>(
     x: &[Vector<f32, V>],
-    weight: &[Vector<F, V>],
+    weight: &[Vector<F, M>],
     out: &mut [f32],
     rows: u32,
     inputs: u32,
     outputs: u32,
     #[comptime] whole: bool,
+    #[comptime] packed: bool,
     #[define(F)] _element: ElemType,
 ) {
     let mut x_tile = tile(TILE_ROWS);
@@ -100,8 +104,8 @@ fn plain_tiles<F: Float, V: Size>(
     let mut sums = no_sums();
     let mut start = 0u32;
     while start < inputs {
-        stage::<f32, V>(x, &mut x_tile, row, rows, start, inputs, TILE_ROWS, whole);
-        stage::<F, V>(weight, &mut weight_tile, output, outputs, start, inputs, TILE_OUTPUTS, whole);
+        stage::<f32, V>(x, &mut x_tile, row, rows, start, inputs, TILE_ROWS, whole, false);
+        stage::<F, M>(weight, &mut weight_tile, output, outputs, start, inputs, TILE_OUTPUTS, whole, packed);
         sync_cube();
         add_products(&x_tile, &weight_tile, &mut sums);
         sync_cube();
@@ -133,7 +137,7 @@ fn grouped_tiles<S: Float, V: Size>(
     let tile_words = comptime!(TILE_INPUTS / per_word);
     let mut start = 0u32;
     while start < inputs {
-        stage::<f32, V>(x, &mut x_tile, CUBE_POS_Y * TILE_ROWS, rows, start, inputs, TILE_ROWS, whole);
+        stage::<f32, V>(x, &mut x_tile, CUBE_POS_Y * TILE_ROWS, rows, start, inputs, TILE_ROWS, whole, false);
         for turn in 0..comptime!(TILE_OUTPUTS * tile_words / TILE_THREADS) {
             let index = UNIT_POS + turn * TILE_THREADS;
             let (row, word) = (index / tile_words, index % tile_words);
@@ -171,7 +175,7 @@ fn tile(#[comptime] rows: u32) -> Shared<[Vector<f32, Const<4>>]> {
 
 /// Puts some rows' inputs from `start` on into a tile, with zeros where the matrix has none.
 #[cube]
-fn stage<F: Float, V: Size>(
+fn stage<F: Numeric, V: Size>(
     matrix: &[Vector<F, V>],
     tile: &mut Shared<[Vector<f32, Const<4>>]>,
     first: u32,
@@ -180,6 +184,7 @@ fn stage<F: Float, V: Size>(
     inputs: u32,
     #[comptime] tile_rows: u32,
     #[comptime] whole: bool,
+    #[comptime] packed: bool,
 ) {
     for turn in 0..comptime!(tile_rows * TILE_FOURS / TILE_THREADS) {
         let index = UNIT_POS + turn * TILE_THREADS;
@@ -187,7 +192,7 @@ fn stage<F: Float, V: Size>(
         let at = start + four * 4;
         let mut values = Vector::<f32, Const<4>>::new(0.0f32);
         if first + row < rows && at < inputs {
-            values = four_inputs::<F, V>(matrix, (first + row) * inputs, at, inputs, whole);
+            values = four_weights::<F, V>(matrix, (first + row) * inputs, at, inputs, whole, packed);
         }
         tile[(row * TILE_STRIDE + four) as usize] = values;
     }

@@ -1,0 +1,97 @@
+//! Buffers and graphs of recorded steps in CubeCL.
+
+use std::fmt;
+
+use burn::tensor::{Bytes, DType, Device, Int, Shape, Tensor};
+use burn_cubecl::CubeBackend;
+use burn_cubecl::cubecl::client::Graph as ClientGraph;
+use burn_cubecl::tensor::CubeTensor;
+
+use super::StepError;
+use crate::cube;
+
+/// A buffer of words.
+pub(crate) type Buffer = CubeTensor;
+
+/// A recorded sequence of launches.
+pub(super) struct Graph(ClientGraph);
+
+impl fmt::Debug for Graph {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Graph").finish_non_exhaustive()
+    }
+}
+
+impl Graph {
+    /// See [`StepGraph::replay`](super::StepGraph::replay).
+    pub unsafe fn replay(&self) -> Result<(), StepError> {
+        // SAFETY: the caller keeps the buffers alive and unshared, and calls from the thread that recorded.
+        unsafe { self.0.replay() }.map_err(failed)
+    }
+}
+
+fn failed(error: impl fmt::Display) -> StepError {
+    StepError::Failed { reason: error.to_string() }
+}
+
+fn unsupported(error: impl fmt::Display) -> StepError {
+    StepError::Unsupported { reason: error.to_string() }
+}
+
+pub(super) fn supports(device: &Device) -> bool {
+    cube::is_cube(device)
+}
+
+pub(super) fn copy(logits: &Tensor<2>) -> Tensor<2> {
+    Tensor::from_primitive::<CubeBackend>(cube::primitive(logits.clone()).copy())
+}
+
+/// Allocates `words` zeros, if the device is an accelerator.
+pub(super) fn allocate(device: &Device, words: usize) -> Option<Buffer> {
+    cube::is_cube(device).then(|| cube::integers(Tensor::<1, Int>::zeros([words], (device, DType::I32))))
+}
+
+/// Returns the words from `start` on in this shape.
+pub(super) fn view<const D: usize>(buffer: &Buffer, start: usize, shape: [usize; D]) -> Buffer {
+    let shape = Shape::new(shape);
+    let [all] = cube::dims(buffer);
+    let bytes = |words: usize| (words * size_of::<u32>()) as u64;
+    let rest = bytes(all - start - shape.num_elements());
+    let handle = buffer.handle.clone().offset_start(bytes(start)).offset_end(rest);
+    CubeTensor::new_contiguous(buffer.client.clone(), buffer.device.clone(), shape, handle, buffer.dtype)
+}
+
+pub(super) fn integers(view: Buffer) -> Tensor<1, Int> {
+    Tensor::from_primitive::<CubeBackend>(view)
+}
+
+/// Returns the words as the floats that they are the bits of.
+pub(super) fn floats<const D: usize>(view: Buffer) -> Tensor<D> {
+    Tensor::from_primitive::<CubeBackend>(CubeTensor { dtype: DType::F32, ..view })
+}
+
+/// Overwrites the whole buffer.
+pub(super) fn write(buffer: &Buffer, words: Vec<u32>) {
+    buffer.client.write(&buffer.handle, Bytes::from_elems(words));
+}
+
+/// See [`StepInput::record`](super::StepInput::record).
+pub(super) fn record<R, E: From<StepError>>(
+    buffer: &Buffer,
+    work: &mut dyn FnMut() -> Result<R, E>,
+) -> Result<(R, Graph), E> {
+    let client = &buffer.client;
+    client.graph_prepare().map_err(unsupported)?;
+    let reserved = work();
+    if let Err(error) = reserved {
+        // Ends the preparation; there is no graph to return.
+        let _ = client.stop_capture();
+        return Err(error);
+    }
+    // Makes room for the recorded result.
+    drop(reserved);
+    client.start_capture().map_err(unsupported)?;
+    let result = work();
+    let graph = client.stop_capture().map_err(failed)?;
+    Ok((result?, Graph(graph)))
+}
