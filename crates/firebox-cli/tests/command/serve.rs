@@ -226,3 +226,35 @@ fn what_does_not_fit_is_told_at_once() {
     std::fs::write(folder.path().join("firebox.toml"), text).unwrap();
     serve(&[]).fails(UNUSABLE, &["nowhere"]);
 }
+
+#[test]
+fn a_pipeline_of_the_file_is_served_or_says_what_it_lacks() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |specialist: &str| {
+        let text = format!(
+            "[[model]]\nname = \"pocket\"\npath = {:?}\n[[model]]\nname = \"llama\"\npath = {:?}\n\
+             [pipelines.assistant]\nrouter = \"pocket\"\nspecialists = {{ code = {specialist:?} }}\n\
+             fallback = \"llama\"\n",
+            fixture("../../assets/pocket"),
+            gguf("llama")
+        );
+        std::fs::write(folder.path().join("firebox.toml"), text).unwrap();
+    };
+    write("pocket:code");
+    let server = Serving::start(folder.path(), &[]);
+    let ask = |text: &str| {
+        let body = json!({
+            "model": "assistant", "max_tokens": 4, "messages": [{"role": "user", "content": text}]
+        });
+        server.ask("POST", "/v1/chat/completions", &body.to_string())
+    };
+    assert_eq!(ask("Write a loop from 3 to 12.").1["model"], "pocket:code");
+    assert_eq!(ask("Who are you?").1["model"], "llama");
+    drop(server);
+    // A model alone is served without the pipelines that need others.
+    drop(Serving::start(folder.path(), &["pocket"]));
+    write("nowhere");
+    let mut command = firebox();
+    let ran = command.current_dir(folder.path()).args(["serve", "--port", "0"]).output().unwrap();
+    Ran::from(ran).fails(UNUSABLE, &["pipeline assistant", "nowhere", "there are: pocket, llama"]);
+}
