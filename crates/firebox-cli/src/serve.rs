@@ -2,11 +2,13 @@
 
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs as _};
 use std::path::{Path, PathBuf};
+use std::str::FromStr as _;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use clap::Args;
 use firebox_runtime::engine::EngineConfig;
+use firebox_runtime::placement::Cores;
 use firebox_runtime::residency::{Residency, ResidencyOptions, ShareOptions, SharedBudget};
 use firebox_runtime::schedule::AdmissionConfig;
 use firebox_runtime::{Device, Model, RuntimeError, parse_bytes};
@@ -20,7 +22,7 @@ use crate::configuration::{Configuration, ModelEntry};
 use crate::console::Console;
 use crate::fitting::{FittingArgs, say_fit};
 use crate::hub;
-use crate::opening::opened_device;
+use crate::opening::opened_device_on;
 use crate::outcome::{Outcome, usage};
 use crate::rack::RackArgs;
 use crate::sharing::Sharing;
@@ -77,6 +79,9 @@ pub struct ServeArgs {
     /// Draft by this model, smaller and with the same tokens as every model that is served
     #[arg(long, value_name = "MODEL", conflicts_with = "memory")]
     draft: Option<PathBuf>,
+    /// CPU cores to compute on: performance, where the system tells which are fast, all, or a list such as 0-3,6 [default: all]
+    #[arg(long, value_name = "CORES", env = "FIREBOX_CORES", value_parser = Cores::from_str)]
+    cores: Option<Cores>,
     #[command(flatten)]
     rack: RackArgs,
     #[command(flatten)]
@@ -247,7 +252,7 @@ fn offers(
     sharing: Option<&Sharing>,
     console: &Console,
 ) -> anyhow::Result<Vec<ModelSpec>> {
-    let device = opened_device(&args.device)?;
+    let device = opened_device_on(&args.device, args.cores.as_ref().unwrap_or(&Cores::All))?;
     let mut openings = Vec::new();
     for (at, entry) in entries.iter().enumerate() {
         openings.push((at, entry, Opening::of(args, entry, sharing, &device)?));
