@@ -489,7 +489,6 @@ mod tests {
     }
 
     #[test]
-    #[ignore = "its capacity was corrected and not run since: see docs/PROGRESS.md"]
     fn facts_that_do_not_fit_are_condensed_between_two_turns() {
         let model = model();
         let script = Script::new(&model).unwrap();
