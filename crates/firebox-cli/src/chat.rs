@@ -4,11 +4,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use clap::Args;
-use firebox_runtime::{SessionFile, SessionSummary};
+use firebox_runtime::{Script, SessionFile, SessionSummary};
 use firebox_text::Message;
 
+use crate::chat_session::ChatSession;
 use crate::console::{Console, human_bytes};
-use crate::conversation::Conversation;
 use crate::generating::{GeneratingArgs, speed};
 use crate::interrupt::Interrupt;
 use crate::lines::Lines;
@@ -91,18 +91,19 @@ fn begin(
     path: &Path,
     interrupt: &Interrupt,
     console: &Console,
-) -> anyhow::Result<(Conversation, Option<Trace>)> {
+) -> anyhow::Result<(ChatSession, Option<Trace>)> {
     let model = args.generating.open(path, console)?;
     let trace = args.generating.tracing.begin(&model);
     let config = args.generating.config(&model, console)?;
     let prompting = &args.generating.prompt;
-    let prompter = prompting.template.prompter(&model, prompting.thinking())?;
-    if prompter.add_special {
+    let mut script = Script::with_template(&model, prompting.template.template(&model)?)?;
+    script.set_thinking(prompting.thinking());
+    if script.is_plain() {
         console.note("note: the model has no chat template; it continues what you say, line after line");
     }
     let speculation = args.generating.speculation(&model, interrupt, console)?;
     let kept = args.generating.cache_type.into();
-    let mut conversation = match &args.session {
+    let (session, messages) = match &args.session {
         Some(path) if path.exists() => {
             if !SessionSummary::is_session_file(path) {
                 let reason = "is no saved conversation and stays as it is; name another file";
@@ -115,14 +116,11 @@ fn begin(
                     path.display()
                 )
             })?;
-            let session = args.generating.dressed(model.restored(&saved)?, interrupt)?;
-            Conversation::resume(model, prompter, config, session, speculation, messages)
+            (args.generating.dressed(model.restored(&saved)?, interrupt)?, messages)
         }
-        _ => {
-            let session = args.generating.session(&model, interrupt)?;
-            Conversation::resume(model, prompter, config, session, speculation, Vec::new())
-        }
+        _ => (args.generating.session(&model, interrupt)?, Vec::new()),
     };
+    let mut conversation = ChatSession::resume(model, script, config, session, speculation, &messages)?;
     conversation.let_choose(args.generating.router(conversation.session())?);
     if let Some(path) = &args.session {
         conversation.keep_in(path.clone());
@@ -136,7 +134,7 @@ fn begin(
 /// Does what a command asks. False if that is to leave.
 fn command_given(
     command: &str,
-    conversation: &mut Conversation,
+    conversation: &mut ChatSession,
     interrupt: &Interrupt,
     console: &Console,
 ) -> anyhow::Result<bool> {
@@ -154,7 +152,7 @@ fn command_given(
         }
         "fact" if rest.is_empty() => console.reply("/fact TEXT: say which"),
         "fact" => {
-            conversation.add_fact(rest)?;
+            conversation.add_fact(rest, interrupt, console)?;
             console.reply("(noted)");
         }
         "regen" => {
@@ -165,7 +163,7 @@ fn command_given(
         "head" => console.reply(conversation.use_head(rest)),
         "set" => set(rest, conversation, console),
         "save" if rest.is_empty() => console.reply("/save FILE: say where to"),
-        "save" => match save(Path::new(rest), conversation.messages()) {
+        "save" => match save(Path::new(rest), &conversation.messages()) {
             Ok(()) => console.reply(format!("(saved to {rest})")),
             Err(error) => console.error(&crate::outcome::in_one_line(&error)),
         },
@@ -176,13 +174,15 @@ fn command_given(
     Ok(true)
 }
 
-fn set(rest: &str, conversation: &mut Conversation, console: &Console) {
-    let thinking = &mut conversation.prompter.thinking;
+fn set(rest: &str, conversation: &mut ChatSession, console: &Console) {
+    let mut thinking = conversation.script.thinking();
     let Some((name, value)) = rest.split_once([' ', '=']) else {
-        console.reply(settings::listed(&conversation.config, *thinking));
+        console.reply(settings::listed(&conversation.config, thinking));
         return;
     };
-    match settings::set(&mut conversation.config, thinking, name.trim(), value.trim()) {
+    let changed = settings::set(&mut conversation.config, &mut thinking, name.trim(), value.trim());
+    conversation.script.set_thinking(thinking);
+    match changed {
         Ok(()) => console.reply(format!("({} is {})", name.trim(), value.trim())),
         Err(error) => console.error(&error.to_string()),
     }
@@ -193,7 +193,7 @@ fn save(path: &Path, messages: &[Message]) -> anyhow::Result<()> {
     std::fs::write(path, text + "\n").with_context(|| format!("cannot write {}", path.display()))
 }
 
-fn stats(conversation: &Conversation) -> String {
+fn stats(conversation: &ChatSession) -> String {
     let (tokens, bytes) = conversation.size();
     let context = conversation.context();
     let said = conversation.messages().iter().filter(|message| message.role == "user").count();

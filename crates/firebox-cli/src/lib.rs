@@ -20,16 +20,15 @@ mod bench;
 #[cfg(test)]
 mod book;
 mod chat;
+mod chat_session;
 mod columns;
 mod completions;
 mod compute;
 mod configuration;
 mod console;
-mod conversation;
 mod devices;
 mod doctor;
 mod embed;
-mod facts;
 mod fitting;
 mod generating;
 mod grammar;
@@ -68,6 +67,7 @@ mod top;
 mod tracing;
 #[cfg(feature = "train")]
 mod train;
+mod transcript;
 mod verify;
 
 use std::ffi::OsString;

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use firebox_runtime::placement::Cores;
 use firebox_runtime::residency::ResidencyOptions;
 use firebox_runtime::{Device, Model};
 
@@ -36,10 +37,15 @@ pub fn open_fitted(
 
 /// Opens the device that the command line names and sets up its threads.
 pub fn opened_device(args: &DeviceArgs) -> anyhow::Result<Device> {
+    opened_device_on(args, &Cores::All)
+}
+
+/// Opens the device that the command line names, and sets up its threads on these cores.
+pub fn opened_device_on(args: &DeviceArgs, cores: &Cores) -> anyhow::Result<Device> {
     let device = firebox_runtime::device(&args.device)?;
-    if let Some(threads) = args.threads {
+    if args.threads.is_some() || *cores != Cores::All {
         // Fails if the pool exists already: something computed before these settings were read.
-        rayon::ThreadPoolBuilder::new().num_threads(threads.into()).build_global()?;
+        cores.start_threads(args.threads.map(usize::from))?;
     }
     Ok(device)
 }

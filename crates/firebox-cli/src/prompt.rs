@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::facts;
 use anyhow::Context as _;
 use clap::Args;
 use firebox_runtime::Model;
@@ -85,7 +84,6 @@ pub struct Prompter {
 impl Prompter {
     /// The tokens of a conversation, up to where the assistant's answer begins.
     pub fn encode(&self, messages: &[Message]) -> anyhow::Result<Vec<u32>> {
-        let messages = &facts::with_system(messages);
         let options = TemplateOptions { enable_thinking: self.thinking, ..TemplateOptions::default() };
         let mut tokens = self.template.encode(&self.tokenizer, messages, &options)?;
         if self.add_special && self.tokenizer.adds_bos() {

@@ -2,15 +2,19 @@
 
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs as _};
 use std::path::{Path, PathBuf};
+use std::str::FromStr as _;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use clap::Args;
 use firebox_engine::EngineConfig;
+use firebox_runtime::placement::Cores;
 use firebox_runtime::residency::{Residency, ResidencyOptions, ShareOptions, SharedBudget};
 use firebox_runtime::schedule::AdmissionConfig;
 use firebox_runtime::{Device, Model, RuntimeError, parse_bytes};
-use firebox_server::{AllowedOrigins, ApiKeys, ModelSpec, Server, ServerConfig, SessionsConfig};
+use firebox_server::{
+    AllowedOrigins, ApiKeys, ModelSpec, PipelineSpec, Server, ServerConfig, SessionsConfig,
+};
 use firebox_store::{Checkpoint, Heads, SourceKind};
 
 use crate::compute::{CacheType, DeviceArgs};
@@ -18,7 +22,7 @@ use crate::configuration::{Configuration, ModelEntry};
 use crate::console::Console;
 use crate::fitting::{FittingArgs, say_fit};
 use crate::hub;
-use crate::opening::opened_device;
+use crate::opening::opened_device_on;
 use crate::outcome::{Outcome, usage};
 use crate::rack::RackArgs;
 use crate::sharing::Sharing;
@@ -75,6 +79,9 @@ pub struct ServeArgs {
     /// Draft by this model, smaller and with the same tokens as every model that is served
     #[arg(long, value_name = "MODEL", conflicts_with = "memory")]
     draft: Option<PathBuf>,
+    /// CPU cores to compute on: performance, where the system tells which are fast, all, or a list such as 0-3,6 [default: all]
+    #[arg(long, value_name = "CORES", env = "FIREBOX_CORES", value_parser = Cores::from_str)]
+    cores: Option<Cores>,
     #[command(flatten)]
     rack: RackArgs,
     #[command(flatten)]
@@ -92,7 +99,8 @@ pub fn serve(args: &ServeArgs, configuration: &Configuration, console: &Console)
     };
     say_what_changes_nothing(&entries, sharing.as_ref(), configuration, console);
     let memory = sharing.as_ref().map(|sharing| sharing.budget().clone());
-    let config = ServerConfig { memory, ..config(args)? };
+    let pipelines = pipelines(args, &entries, configuration, console);
+    let config = ServerConfig { memory, pipelines, ..config(args)? };
     if config.keys.is_open() && !config.address.ip().is_loopback() {
         console
             .note("note: everybody who reaches this machine may use the server; --api-key lets only some in");
@@ -162,6 +170,32 @@ fn entries(args: &ServeArgs, configuration: &Configuration) -> anyhow::Result<Ve
     Ok(entries)
 }
 
+/// Returns the pipelines to serve: all of firebox.toml, or those whose models the command line names.
+fn pipelines(
+    args: &ServeArgs,
+    entries: &[ModelEntry],
+    configuration: &Configuration,
+    console: &Console,
+) -> Vec<PipelineSpec> {
+    let names: Vec<String> = entries.iter().map(served_name).collect();
+    let is_served = |model: &str| {
+        let base = model.rsplit_once(':').map_or(model, |(base, _)| base);
+        names.iter().any(|name| name == model || name == base)
+    };
+    let mut pipelines = configuration.pipelines().to_vec();
+    if !args.models.is_empty() {
+        pipelines.retain(|pipeline| {
+            let missing = pipeline.models().find(|model| !is_served(model));
+            if let Some(model) = missing {
+                let name = pipeline.name();
+                console.note(format!("note: the pipeline {name} is left out; {model} is not served"));
+            }
+            missing.is_none()
+        });
+    }
+    pipelines
+}
+
 /// Of a list, which an empty variable is of nothing.
 fn parts_of(list: &[String]) -> impl Iterator<Item = String> {
     list.iter().map(|part| part.trim().to_owned()).filter(|part| !part.is_empty())
@@ -218,7 +252,7 @@ fn offers(
     sharing: Option<&Sharing>,
     console: &Console,
 ) -> anyhow::Result<Vec<ModelSpec>> {
-    let device = opened_device(&args.device)?;
+    let device = opened_device_on(&args.device, args.cores.as_ref().unwrap_or(&Cores::All))?;
     let mut openings = Vec::new();
     for (at, entry) in entries.iter().enumerate() {
         openings.push((at, entry, Opening::of(args, entry, sharing, &device)?));
@@ -226,7 +260,7 @@ fn offers(
     openings.sort_by_key(|(_, entry, _)| !entry.pinned);
     let (mut offers, mut models) = (Vec::new(), Vec::new());
     for (at, entry, opening) in openings {
-        let name = entry.name.clone().unwrap_or_else(|| name_of(&entry.path));
+        let name = served_name(entry);
         let offer = if entry.lazy {
             ModelSpec::lazy(name, move || opening.open())
         } else {
@@ -320,6 +354,11 @@ fn expect_heads(entry: &ModelEntry, checkpoint: Checkpoint) -> anyhow::Result<()
         entry.path.display(),
         if known.is_empty() { "it has none".into() } else { format!("it has {}", known.join(", ")) }
     )))
+}
+
+/// Returns the name that clients use.
+fn served_name(entry: &ModelEntry) -> String {
+    entry.name.clone().unwrap_or_else(|| name_of(&entry.path))
 }
 
 /// A model by the last part of where it is; of a file without its ending. Where that is a link to says nothing: in the hub's

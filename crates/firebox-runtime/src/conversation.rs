@@ -48,7 +48,7 @@ pub struct Script {
     model: Model,
     template: Arc<ChatTemplate>,
     options: TemplateOptions,
-    /// Whether the template is the model's own, rather than the plain one.
+    /// Whether the template was given or is the model's own, rather than the plain one.
     is_own: bool,
 }
 
@@ -59,13 +59,33 @@ impl Script {
             Ok(tokenizer) => ChatTemplate::new(model.checkpoint().text(), tokenizer),
             Err(_) => Err(TextError::MissingChatTemplate),
         };
-        let (template, is_own) = match own {
-            Ok(template) => (template, true),
-            Err(TextError::MissingChatTemplate) => (ChatTemplate::plain()?, false),
-            Err(error) => return Err(error.into()),
-        };
-        let template = Arc::new(template);
+        match own {
+            Ok(template) => Self::with_template(model, Some(template)),
+            Err(TextError::MissingChatTemplate) => Self::with_template(model, None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Uses this template, or one that writes line after line.
+    pub fn with_template(model: &Model, template: Option<ChatTemplate>) -> Result<Self, RuntimeError> {
+        let is_own = template.is_some();
+        let template = Arc::new(template.map_or_else(ChatTemplate::plain, Ok)?);
         Ok(Self { model: model.clone(), template, options: TemplateOptions::default(), is_own })
+    }
+
+    /// Returns whether conversations are written line after line, for want of a template.
+    pub fn is_plain(&self) -> bool {
+        !self.is_own
+    }
+
+    /// Enables or disables reasoning of models that support both; `None` leaves it to the template.
+    pub fn set_thinking(&mut self, thinking: Option<bool>) {
+        self.options.enable_thinking = thinking;
+    }
+
+    /// Returns what [`set_thinking`](Self::set_thinking) has set.
+    pub fn thinking(&self) -> Option<bool> {
+        self.options.enable_thinking
     }
 
     /// Returns the template.
@@ -86,7 +106,7 @@ impl Script {
     }
 
     /// Returns the tokens before the first question, which are never evicted.
-    fn opening(&self, system: Option<&str>) -> Result<Vec<u32>, RuntimeError> {
+    pub fn opening(&self, system: Option<&str>) -> Result<Vec<u32>, RuntimeError> {
         let (parts, mut tokens) = (self.parts()?, self.beginning()?);
         match parts.opening(system)? {
             Some(opening) => tokens.extend(opening),
@@ -469,7 +489,6 @@ mod tests {
     }
 
     #[test]
-    #[ignore = "its capacity was corrected and not run since: see docs/PROGRESS.md"]
     fn facts_that_do_not_fit_are_condensed_between_two_turns() {
         let model = model();
         let script = Script::new(&model).unwrap();

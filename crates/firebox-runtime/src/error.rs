@@ -102,14 +102,12 @@ pub enum RuntimeError {
         context: usize,
     },
     /// The cores cannot be divided like that.
-    #[error(
-        "{wanted} of {cores} cores for small models; give them at least one, and leave one for large models"
-    )]
+    #[error("cores {cores}: {reason}")]
     Cores {
-        /// Cores requested for small models.
-        wanted: usize,
-        /// How many there are.
-        cores: usize,
+        /// The requested cores.
+        cores: String,
+        /// Why they cannot be used, and what helps.
+        reason: String,
     },
     /// A thread could not be started, or ended without a result.
     #[error("a thread is missing: {reason}")]

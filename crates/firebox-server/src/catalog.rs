@@ -15,12 +15,14 @@ use crate::error::ApiError;
 use crate::error::ServerError;
 use crate::model_spec::ModelSpec;
 use crate::model_spec::{ModelSource, Opener};
+use crate::pipeline::{Pipeline, PipelineSpec};
 use crate::served_model::ServedModel;
 
 /// The models of a server, in the order they were given.
 #[derive(Debug)]
 pub(crate) struct Catalog {
     entries: Vec<Arc<CatalogEntry>>,
+    pipelines: Vec<Pipeline>,
     engine: Engine,
     telemetry: Telemetry,
 }
@@ -46,7 +48,12 @@ pub(crate) struct SelectedModel {
 
 impl Catalog {
     /// Creates a catalog. Open models that generate text are added to the engine.
-    pub fn new(models: Vec<ModelSpec>, engine: &Engine, telemetry: &Telemetry) -> Result<Self, ServerError> {
+    pub fn new(
+        models: Vec<ModelSpec>,
+        pipelines: Vec<PipelineSpec>,
+        engine: &Engine,
+        telemetry: &Telemetry,
+    ) -> Result<Self, ServerError> {
         if models.is_empty() {
             return Err(ServerError::NoModels);
         }
@@ -69,7 +76,21 @@ impl Catalog {
                 served: OnceCell::new_with(served),
             }));
         }
-        Ok(Self { entries, engine: engine.clone(), telemetry: telemetry.clone() })
+        let names: Vec<&str> = entries.iter().map(|entry| entry.name.as_str()).collect();
+        let served = |name: &str| {
+            let entry = entries.iter().find(|entry| entry.name == name)?;
+            entry.served().map(|served| &**served)
+        };
+        let mut checked: Vec<Pipeline> = Vec::new();
+        for spec in pipelines {
+            if checked.iter().any(|other| other.spec.name() == spec.name()) {
+                let reason = "there are two of this name; choose another for one".into();
+                return Err(ServerError::Pipeline { name: spec.name().to_owned(), reason });
+            }
+            checked.push(Pipeline::new(spec, &names, served)?);
+        }
+        let (engine, telemetry) = (engine.clone(), telemetry.clone());
+        Ok(Self { pipelines: checked, entries, engine, telemetry })
     }
 
     /// Finds a model by name or `model:head`, and opens it if necessary. Without a name, returns the only
@@ -96,7 +117,21 @@ impl Catalog {
                 return Ok(SelectedModel { served, head: Some(head.into()), name: name.into() });
             }
         }
+        if self.pipeline(name).is_some() {
+            let reason = format!("{name:?} is a pipeline, which answers chats, completions and responses");
+            return Err(ApiError::field("model", reason + "; name a model"));
+        }
         Err(ApiError::no_model(name, &self.names()))
+    }
+
+    /// Returns the pipeline of this name.
+    pub fn pipeline(&self, name: &str) -> Option<&Pipeline> {
+        self.pipelines.iter().find(|pipeline| pipeline.spec.name() == name)
+    }
+
+    /// Returns all pipelines.
+    pub fn pipelines(&self) -> &[Pipeline] {
+        &self.pipelines
     }
 
     async fn open(&self, entry: &Arc<CatalogEntry>) -> Result<Arc<ServedModel>, ApiError> {
@@ -141,10 +176,11 @@ impl Catalog {
             let heads = entry.heads().into_iter().map(|head| format!("{}:{head}", entry.name));
             [entry.name.clone()].into_iter().chain(heads).collect::<Vec<_>>()
         };
-        self.entries.iter().flat_map(of).collect()
+        let pipelines = self.pipelines.iter().map(|pipeline| pipeline.spec.name().to_owned());
+        self.entries.iter().flat_map(of).chain(pipelines).collect()
     }
 
-    /// Returns the models and heads as `/v1/models` lists them.
+    /// Returns the models, heads and pipelines as `/v1/models` lists them.
     pub fn values(&self, created: u64) -> Vec<Value> {
         let of = |entry: &Arc<CatalogEntry>| {
             let heads = entry.heads();
@@ -154,7 +190,19 @@ impl Catalog {
                 .chain(heads.iter().map(|head| entry.value(Some(head), created)))
                 .collect::<Vec<_>>()
         };
-        self.entries.iter().flat_map(of).collect()
+        let pipelines = self.pipelines.iter().map(|pipeline| {
+            let name = pipeline.spec.name();
+            json!({
+                "id": name,
+                "object": "model",
+                "created": created,
+                "owned_by": "firebox",
+                "root": name,
+                "parent": null,
+                "max_model_len": null,
+            })
+        });
+        self.entries.iter().flat_map(of).chain(pipelines).collect()
     }
 }
 

@@ -10,11 +10,13 @@ use firebox_text::{Message, TemplateOptions};
 use serde_json::Value;
 
 use crate::app::{App, Routes};
+use crate::catalog::SelectedModel;
 use crate::completion_format::{CompletionFormat, CompletionStream};
 use crate::conversation_request::{ConversationRequest, ConversationResponse};
 use crate::error::ApiError;
 use crate::extract::{Caller, JsonBody};
 use crate::json_fields::{JsonFields, kind};
+use crate::model_routing;
 use crate::response_meta::ResponseMeta;
 use crate::sampling_params::{self, ResponseOptions};
 #[cfg(test)]
@@ -46,13 +48,23 @@ pub(crate) async fn complete(
 
 async fn answer(app: Arc<App>, scope: String, body: Value) -> Result<Response, ApiError> {
     let fields = JsonFields::new(&body)?;
-    let selected = app.catalog.find(fields.string("model")?).await?;
-    let messages = messages(&fields)?;
-    let tools = Tools::new(&fields)?;
-    let options = options(&fields, &tools)?;
-    let response_options = ResponseOptions::new(&fields)?;
+    let question = || Ok(model_routing::question(&messages(&fields)?));
+    let attempt = |selected| answer_by(&app, &scope, &fields, selected);
+    model_routing::answer(&app, fields.string("model")?, question, attempt).await
+}
+
+async fn answer_by(
+    app: &App,
+    scope: &str,
+    fields: &JsonFields<'_>,
+    selected: SelectedModel,
+) -> Result<Response, ApiError> {
+    let messages = messages(fields)?;
+    let tools = Tools::new(fields)?;
+    let options = options(fields, &tools)?;
+    let response_options = ResponseOptions::new(fields)?;
     response_options.check_count(1, app.limits.max_choices)?;
-    let mut config = sampling_params::generation_config(&fields, &selected.served)?;
+    let mut config = sampling_params::generation_config(fields, &selected.served)?;
     let most = fields.integer("top_logprobs", 0, MAX_LOGPROBS)?;
     let likely = fields.boolean("logprobs")?.unwrap_or(false);
     if most.is_some_and(|most| most > 0) && !likely {
@@ -66,10 +78,10 @@ async fn answer(app: Arc<App>, scope: String, body: Value) -> Result<Response, A
         options,
         tools,
         config,
-        grammar_field: sampling_params::grammar_field(&fields),
+        grammar_field: sampling_params::grammar_field(fields),
     };
     let ConversationResponse { choices, tool_calls, tokenizer } =
-        request.begin(&app, &scope, response_options).await?;
+        request.begin(app, scope, response_options).await?;
     let format = CompletionFormat { meta, is_chat: true, tokenizer: Some(tokenizer), tool_calls };
     if response_options.stream {
         return Ok(sse::response(CompletionStream::new(format, choices, response_options.include_usage)));

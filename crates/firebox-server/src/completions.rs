@@ -10,11 +10,13 @@ use serde_json::Value;
 
 use crate::app::{App, Routes};
 use crate::blocking::blocking;
+use crate::catalog::SelectedModel;
 use crate::choices::Choices;
 use crate::completion_format::{CompletionFormat, CompletionStream};
 use crate::error::ApiError;
 use crate::extract::{Caller, JsonBody};
 use crate::json_fields::JsonFields;
+use crate::model_routing;
 use crate::response_meta::ResponseMeta;
 use crate::sampling_params::{self, ResponseOptions};
 #[cfg(test)]
@@ -63,19 +65,34 @@ pub(crate) async fn complete(
 
 async fn answer(app: Arc<App>, scope: String, body: Value) -> Result<Response, ApiError> {
     let fields = JsonFields::new(&body)?;
-    let selected = app.catalog.find(fields.string("model")?).await?;
-    let prompts = prompts(&fields, "prompt")?;
-    let response_options = ResponseOptions::new(&fields)?;
+    let question = || {
+        Ok(prompts(&fields, "prompt")?.into_iter().find_map(|prompt| match prompt {
+            Prompt::Text(text) => Some(text),
+            Prompt::Tokens(_) => None,
+        }))
+    };
+    let attempt = |selected| answer_by(&app, &scope, &fields, selected);
+    model_routing::answer(&app, fields.string("model")?, question, attempt).await
+}
+
+async fn answer_by(
+    app: &App,
+    scope: &str,
+    fields: &JsonFields<'_>,
+    selected: SelectedModel,
+) -> Result<Response, ApiError> {
+    let prompts = prompts(fields, "prompt")?;
+    let response_options = ResponseOptions::new(fields)?;
     response_options.check_count(prompts.len(), app.limits.max_choices)?;
     let lacking = [("echo", Value::Bool(false)), ("suffix", "".into()), ("best_of", 1.into())];
     fields.reject_unsupported(lacking, "is not supported; leave it out")?;
-    let mut config = sampling_params::generation_config(&fields, &selected.served)?;
+    let mut config = sampling_params::generation_config(fields, &selected.served)?;
     config.continues = true;
     if ["max_tokens", "max_completion_tokens"].iter().all(|field| fields.get(field).is_none()) {
         config.max_tokens = Some(DEFAULT_MAX_TOKENS);
     }
     config.logprobs = fields.integer("logprobs", 0, MAX_LOGPROBS)?.map(|most| most as usize);
-    app.check_grammar(sampling_params::grammar_field(&fields), config.grammar.as_ref(), &selected.served)
+    app.check_grammar(sampling_params::grammar_field(fields), config.grammar.as_ref(), &selected.served)
         .await?;
     let served = selected.served.clone();
     let prompts = blocking(move || prompts.into_iter().map(|prompt| prompt.encode(&served)).collect());
@@ -84,7 +101,7 @@ async fn answer(app: Arc<App>, scope: String, body: Value) -> Result<Response, A
         return Err(fields.error("prompt", "is empty"));
     }
     let tokenizer = selected.served.tokenizer().ok().cloned();
-    let choices = Choices::begin(&app, &selected, &scope, prompts, &config, response_options).await?;
+    let choices = Choices::begin(app, &selected, scope, prompts, &config, response_options).await?;
     let format = CompletionFormat {
         meta: ResponseMeta::new("cmpl", &selected.name),
         is_chat: false,

@@ -72,7 +72,7 @@ impl EmbeddedServer {
             ..Limits::default()
         };
         let app = App {
-            catalog: Catalog::new(models, &engine, &telemetry)?,
+            catalog: Catalog::new(models, config.pipelines, &engine, &telemetry)?,
             engine,
             telemetry,
             keys: config.keys,

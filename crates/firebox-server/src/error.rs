@@ -65,6 +65,14 @@ pub enum ServerError {
         /// The given text.
         host: String,
     },
+    /// A pipeline cannot be served.
+    #[error("pipeline {name}: {reason}")]
+    Pipeline {
+        /// Its name.
+        name: String,
+        /// What is wrong with it, and what helps.
+        reason: String,
+    },
     /// A model cannot be served.
     #[error(transparent)]
     Engine(#[from] EngineError),

@@ -11,6 +11,7 @@ use firebox_runtime::telemetry;
 use crate::app::{App, Routes};
 #[cfg(test)]
 use crate::error::ApiError;
+use crate::pipeline;
 
 pub(crate) fn routes() -> Routes {
     Routes::new().route("/metrics", routing::get(metrics))
@@ -24,6 +25,7 @@ pub(crate) fn routes() -> Routes {
     responses((status = 200, description = "Counters, in the text format of Prometheus", body = String, content_type = "text/plain"), ApiError)
 ))]
 pub(crate) async fn metrics(State(app): State<Arc<App>>) -> impl IntoResponse {
-    let text = telemetry::render(&app.telemetry.snapshot());
+    let models = telemetry::render(&app.telemetry.snapshot());
+    let text = models + &pipeline::metrics(app.catalog.pipelines());
     ([(header::CONTENT_TYPE, telemetry::CONTENT_TYPE)], text)
 }

@@ -15,11 +15,13 @@ use firebox_runtime::Grammar;
 use serde_json::{Value, json};
 
 use crate::app::{App, Routes};
+use crate::catalog::SelectedModel;
 use crate::chat;
 use crate::conversation_request::ConversationRequest;
 use crate::error::ApiError;
 use crate::extract::{Caller, JsonBody};
 use crate::json_fields::JsonFields;
+use crate::model_routing;
 use crate::sampling_params::{self, ResponseOptions};
 #[cfg(test)]
 use crate::schema::StreamEvent;
@@ -83,21 +85,31 @@ async fn answer(app: Arc<App>, scope: String, body: Value) -> Result<Response, A
             return Err(fields.error(field, format!("is a field of chats; use `{here}`")));
         }
     }
-    let selected = app.catalog.find(fields.string("model")?).await?;
-    let messages = input::messages(&fields)?;
-    let tools = Tools::new(&fields)?;
-    let options = chat::options(&fields, &tools)?;
-    let mut config = sampling_params::generation_config(&fields, &selected.served)?;
-    config.max_tokens = sampling_params::max_tokens(&fields, "max_output_tokens")?;
-    config.grammar = format(&fields)?;
+    let question = || Ok(model_routing::question(&input::messages(&fields)?));
+    let attempt = |selected| answer_by(&app, &scope, &fields, selected);
+    model_routing::answer(&app, fields.string("model")?, question, attempt).await
+}
+
+async fn answer_by(
+    app: &App,
+    scope: &str,
+    fields: &JsonFields<'_>,
+    selected: SelectedModel,
+) -> Result<Response, ApiError> {
+    let messages = input::messages(fields)?;
+    let tools = Tools::new(fields)?;
+    let options = chat::options(fields, &tools)?;
+    let mut config = sampling_params::generation_config(fields, &selected.served)?;
+    config.max_tokens = sampling_params::max_tokens(fields, "max_output_tokens")?;
+    config.grammar = format(fields)?;
     let stream = fields.boolean("stream")?.unwrap_or(false);
-    let lookup = sampling_params::lookup(&fields)?;
+    let lookup = sampling_params::lookup(fields)?;
     let response_base =
-        response_base(&fields, &selected.name, config.sampler.temperature, config.sampler.top_p);
+        response_base(fields, &selected.name, config.sampler.temperature, config.sampler.top_p);
     let request =
         ConversationRequest { selected, messages, options, tools, config, grammar_field: FORMAT_FIELD };
     let response = request
-        .begin(&app, &scope, ResponseOptions { choices: 1, stream, include_usage: true, lookup })
+        .begin(app, scope, ResponseOptions { choices: 1, stream, include_usage: true, lookup })
         .await?;
     let output = Output::new(response_base, response);
     if stream {

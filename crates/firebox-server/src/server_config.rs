@@ -8,6 +8,7 @@ use firebox_runtime::Budget;
 
 use crate::allowed_origins::AllowedOrigins;
 use crate::api_keys::ApiKeys;
+use crate::pipeline::PipelineSpec;
 use crate::sessions::registry::SessionsConfig;
 
 /// Configuration of a server.
@@ -23,6 +24,8 @@ pub struct ServerConfig {
     pub host: EngineConfig,
     /// The memory budget that models share, for reporting.
     pub memory: Option<Budget>,
+    /// Names for which a router chooses the model.
+    pub pipelines: Vec<PipelineSpec>,
     /// Limits and storage of sessions.
     pub sessions: SessionsConfig,
     /// Limit of a request body in bytes. Its parsed JSON may take twelve times as much.
@@ -45,6 +48,7 @@ impl Default for ServerConfig {
             allowed_origins: AllowedOrigins::default(),
             host: EngineConfig::default(),
             memory: None,
+            pipelines: Vec::new(),
             sessions: SessionsConfig::default(),
             max_body_bytes: 8 << 20,
             max_clients: 1024,

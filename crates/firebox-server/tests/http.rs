@@ -16,6 +16,8 @@ mod hostile;
 mod load;
 #[path = "http/model_specs.rs"]
 mod model_specs;
+#[path = "http/pipelines.rs"]
+mod pipelines;
 #[path = "http/responses.rs"]
 mod responses;
 #[path = "http/schemathesis.rs"]

@@ -17,7 +17,7 @@ pub use histogram::Distribution;
 use meters::FaultsSeen;
 pub use meters::{Held, Meters, Span};
 pub use names::{Counter, Gauge, Histogram, Kind, Unit};
-pub use prometheus::{CONTENT_TYPE, render};
+pub use prometheus::{CONTENT_TYPE, render, render_counter};
 pub use recording::Track;
 pub use snapshot::{BudgetSnapshot, MeterSnapshot, ModelSnapshot, ProcessSnapshot, Snapshot};
 pub use timeline::{Drawn, TIMELINE_EVENTS, Timeline};

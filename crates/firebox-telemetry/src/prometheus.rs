@@ -15,6 +15,25 @@ pub fn render(snapshot: &Snapshot) -> String {
     text
 }
 
+/// Renders a counter with two labels; nothing if it has no samples.
+pub fn render_counter(
+    name: &str,
+    help: &str,
+    labels: [&str; 2],
+    samples: impl IntoIterator<Item = ([String; 2], u64)>,
+) -> String {
+    let mut text = String::new();
+    let [one, other] = labels;
+    for ([first, second], count) in samples {
+        if text.is_empty() {
+            let _ = family(&mut text, name, "counter", help);
+        }
+        let (first, second) = (Escaped(&first), Escaped(&second));
+        let _ = writeln!(text, "{name}{{{one}=\"{first}\",{other}=\"{second}\"}} {count}");
+    }
+    text
+}
+
 impl Counter {
     /// Returns the exported name.
     pub fn metric(self) -> String {

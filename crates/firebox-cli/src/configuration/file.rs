@@ -8,6 +8,7 @@ use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, Command};
 use firebox_runtime::parse_bytes;
 use firebox_runtime::schedule::Priority;
+use firebox_server::PipelineSpec;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
@@ -15,7 +16,8 @@ use super::model::ModelEntry;
 use super::{Configuration, SERVE, key_of};
 use crate::outcome::usage;
 
-const TABLES: [&str; 3] = ["serve", "defaults", "model"];
+const TABLES: [&str; 4] = ["serve", "defaults", "model", "pipelines"];
+const PIPELINE_KEYS: [&str; 4] = ["router", "specialists", "fallback", "confidence"];
 const MODEL_KEYS: [&str; 7] = ["name", "path", "memory", "heads", "priority", "pinned", "lazy"];
 
 /// A name is as near as this to what was probably meant.
@@ -64,11 +66,21 @@ pub fn read(command: &Command, path: &Path, text: &str) -> anyhow::Result<Config
             ("model", _) => {
                 return Err(file.wrong(key.span(), "write [[model]], once for every model".into()));
             }
+            ("pipelines", DeValue::Table(table)) => {
+                let pipelines = table.iter().map(|pipeline| file.pipeline(pipeline));
+                found.pipelines = pipelines.collect::<Result<_, _>>()?;
+            }
+            ("pipelines", _) => {
+                let reason = "write [pipelines.NAME], once for every pipeline";
+                return Err(file.wrong(key.span(), reason.into()));
+            }
             (name @ ("defaults" | "serve"), _) => {
                 return Err(file.wrong(key.span(), format!("write [{name}], and settings below it")));
             }
             (name, _) => {
-                let reason = format!("there is no [{name}]; there are [serve], [defaults] and [[model]]");
+                let reason = format!(
+                    "there is no [{name}]; there are [serve], [defaults], [[model]] and [pipelines.NAME]"
+                );
                 let belongs = key_in(command, None, name).or_else(|| key_in(command, Some(SERVE), name));
                 let reason = match belongs {
                     Some(_) => format!("{name} belongs below [defaults] or [serve]"),
@@ -136,10 +148,7 @@ impl File<'_> {
             match &**key.get_ref() {
                 "name" => {
                     let name = self.text(item)?;
-                    if name.is_empty() || name.contains(['/', ':']) || name.contains(char::is_whitespace) {
-                        let reason = "a name has no spaces, no slashes and no colons, and is not empty";
-                        return Err(self.wrong(value.span(), reason.into()));
-                    }
+                    self.name(&name, value.span())?;
                     entry.name = Some(name);
                 }
                 "path" => {
@@ -171,6 +180,59 @@ impl File<'_> {
             return Err(self.wrong(model.span(), reason.into()));
         }
         Ok((entry, model.span()))
+    }
+
+    /// Reads a pipeline: its router, its specialists and its fallback.
+    fn pipeline(&self, (name, value): Item<'_, '_>) -> anyhow::Result<PipelineSpec> {
+        let wrong = |at: Range<usize>, reason: &str| self.wrong(at, reason.into());
+        let example = "such as router = \"small\", specialists = { code = \"coder\" }, fallback = \"small\"";
+        let DeValue::Table(table) = value.get_ref() else {
+            return Err(wrong(value.span(), &format!("a pipeline is a table, {example}")));
+        };
+        self.name(name.get_ref(), name.span())?;
+        let (mut router, mut fallback, mut confidence) = (None, None, 0.0);
+        let mut specialists = Vec::new();
+        for item @ (key, value) in table {
+            match &**key.get_ref() {
+                "router" => router = Some(self.text(item)?),
+                "fallback" => fallback = Some(self.text(item)?),
+                "confidence" => {
+                    let parsed = self.texts(value, false)?.concat().parse().ok();
+                    confidence = parsed.filter(|share| (0.0..=1.0).contains(share)).ok_or_else(|| {
+                        wrong(value.span(), "confidence is a number from 0 to 1, such as 0.5")
+                    })?;
+                }
+                "specialists" => {
+                    let DeValue::Table(table) = value.get_ref() else {
+                        let reason = "write specialists = { LABEL = \"MODEL\" }, with the router's labels";
+                        return Err(wrong(value.span(), reason));
+                    };
+                    for item @ (label, _) in table {
+                        specialists.push((label.get_ref().to_string(), self.text(item)?));
+                    }
+                }
+                name => {
+                    let reason = format!("a pipeline has no {name:?}; it has {}", PIPELINE_KEYS.join(", "));
+                    return Err(self.wrong(key.span(), meant(reason, name, PIPELINE_KEYS.into_iter())));
+                }
+            }
+        }
+        let (Some(router), Some(fallback), false) = (router, fallback, specialists.is_empty()) else {
+            let reason = format!("a pipeline needs a router, specialists and a fallback, {example}");
+            return Err(self.wrong(name.span(), reason));
+        };
+        let spec =
+            PipelineSpec::new(name.get_ref().to_string(), router, fallback).with_confidence(confidence);
+        Ok(specialists.into_iter().fold(spec, |spec, (label, model)| spec.with_specialist(label, model)))
+    }
+
+    /// Refuses names that clients could not ask for.
+    fn name(&self, name: &str, at: Range<usize>) -> anyhow::Result<()> {
+        if name.is_empty() || name.contains(['/', ':']) || name.contains(char::is_whitespace) {
+            let reason = "a name has no spaces, no slashes and no colons, and is not empty";
+            return Err(self.wrong(at, reason.into()));
+        }
+        Ok(())
     }
 
     fn text(&self, (key, value): Item<'_, '_>) -> anyhow::Result<String> {

@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Command};
+use firebox_server::PipelineSpec;
 
 use file::Values;
 pub use file::read;
@@ -36,6 +37,7 @@ pub struct Configuration {
     defaults: Values,
     serve: Values,
     models: Vec<ModelEntry>,
+    pipelines: Vec<PipelineSpec>,
     /// Options that the command line or the environment has.
     given: BTreeSet<String>,
 }
@@ -99,6 +101,11 @@ impl Configuration {
     pub fn models(&self) -> Vec<ModelEntry> {
         let memory = |model: &ModelEntry| model.memory.filter(|_| !self.is_given("memory"));
         self.models.iter().map(|model| ModelEntry { memory: memory(model), ..model.clone() }).collect()
+    }
+
+    /// Returns the pipelines of the file.
+    pub fn pipelines(&self) -> &[PipelineSpec] {
+        &self.pipelines
     }
 }
 

@@ -219,6 +219,13 @@ fn what_is_wrong_is_said_with_its_line_and_what_was_meant() {
         ("[[model]]\npath = \"a\"\nlazy = 1\n", &["line 3", "true or false"]),
         ("[[model]]\npath = \"a\"\nlazy = true\npinned = true\n", &["line 1", "pinned", "lazy"]),
         ("[[model]]\nname = \"a b\"\npath = \"a\"\n", &["line 2", "spaces"]),
+        ("pipelines = 1\n", &["line 1", "[pipelines.NAME]"]),
+        ("[pipelines]\na = 1\n", &["line 2", "a table", "router ="]),
+        ("[pipelines.a]\nrouter = \"r\"\n", &["line 1", "needs a router, specialists and a fallback"]),
+        ("[pipelines.a]\nrooter = \"r\"\n", &["line 2", "did you mean router?"]),
+        ("[pipelines.a]\nspecialists = \"b\"\n", &["line 2", "LABEL"]),
+        ("[pipelines.a]\nconfidence = 2\n", &["line 2", "from 0 to 1"]),
+        ("[pipelines.\"a b\"]\n", &["line 1", "spaces"]),
         (
             "[[model]]\nname = \"a\"\npath = \"a\"\n[[model]]\nname = \"a\"\npath = \"b\"\n",
             &["line 4", "two models"],
@@ -229,6 +236,17 @@ fn what_is_wrong_is_said_with_its_line_and_what_was_meant() {
             assert!(said.contains(word), "no {word:?} in {said:?}, of {text:?}");
         }
     }
+}
+
+#[test]
+fn pipelines_are_read() {
+    let text = "[pipelines.assistant]\nrouter = \"small\"\nfallback = \"small\"\nconfidence = 0.5\n\
+                specialists = { code = \"coder\", short = \"small:summarize\" }\n";
+    let expected = PipelineSpec::new("assistant", "small", "small")
+        .with_specialist("code", "coder")
+        .with_specialist("short", "small:summarize")
+        .with_confidence(0.5);
+    assert_eq!(file(text).unwrap().pipelines(), [expected]);
 }
 
 #[test]

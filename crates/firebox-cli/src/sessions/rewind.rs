@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use firebox_runtime::heads::HeadPoolConfig;
-use firebox_runtime::{Session, SessionFile, TurnKind};
+use firebox_runtime::{Role, Session, SessionFile, TurnKind};
 use firebox_text::Message;
 
 use super::kept::Kept;
@@ -46,16 +46,17 @@ pub fn rewind(args: &RewindArgs, console: &Console) -> anyhow::Result<()> {
     let note = match kept.messages {
         Some(mut messages) => {
             shorten(&mut messages, turns)?;
-            // Templates require at least one message of the user.
-            let asked = messages.iter().any(|message| message.role == "user");
-            let ids = match asked {
-                true => args.template.prompter(&model, None)?.encode(&messages)?,
-                false => Vec::new(),
+            let questions = messages.iter().filter(|message| message.role == "user").count();
+            let length = match before_questions(&session, turns, questions + turns) {
+                Some(length) => length,
+                // It was saved without turns, by an earlier version.
+                None => {
+                    let ids = args.template.prompter(&model, None)?.encode(&messages)?;
+                    // The template says as well that an answer comes next; as far as that is so, it need not be taken back.
+                    session.tokens().iter().zip(&ids).take_while(|(known, wanted)| known == wanted).count()
+                }
             };
-            // The template says as well that an answer comes next; as far as that is so, it need not be taken back.
-            let common =
-                session.tokens().iter().zip(&ids).take_while(|(known, wanted)| known == wanted).count();
-            session.rewind(common);
+            session.rewind(length);
             serde_json::to_string(&messages)?
         }
         None => {
@@ -77,6 +78,21 @@ fn shorten(messages: &mut Vec<Message>, turns: usize) -> anyhow::Result<()> {
     };
     messages.truncate(questions[first]);
     Ok(())
+}
+
+/// Returns the number of tokens before the last of all questions, if the session has a turn for each.
+fn before_questions(session: &Session, last: usize, all: usize) -> Option<usize> {
+    // With no question left, whatever came before the first is read again.
+    if last == all {
+        return Some(0);
+    }
+    let mut before = 0;
+    let starts = session.all_turns().map(|turn| {
+        before += turn.tokens;
+        (turn.roles.contains(&Role::User), before - turn.tokens)
+    });
+    let starts: Vec<usize> = starts.filter_map(|(asks, start)| asks.then_some(start)).collect();
+    (starts.len() == all).then(|| starts[all - last])
 }
 
 /// Returns the number of tokens before the last turns.

@@ -226,3 +226,64 @@ fn what_does_not_fit_is_told_at_once() {
     std::fs::write(folder.path().join("firebox.toml"), text).unwrap();
     serve(&[]).fails(UNUSABLE, &["nowhere"]);
 }
+
+#[test]
+fn a_pipeline_of_the_file_is_served_or_says_what_it_lacks() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |specialist: &str| {
+        let text = format!(
+            "[[model]]\nname = \"pocket\"\npath = {:?}\n[[model]]\nname = \"llama\"\npath = {:?}\n\
+             [pipelines.assistant]\nrouter = \"pocket\"\nspecialists = {{ code = {specialist:?} }}\n\
+             fallback = \"llama\"\n",
+            fixture("../../assets/pocket"),
+            gguf("llama")
+        );
+        std::fs::write(folder.path().join("firebox.toml"), text).unwrap();
+    };
+    write("pocket:code");
+    let server = Serving::start(folder.path(), &[]);
+    let ask = |text: &str| {
+        let body = json!({
+            "model": "assistant", "max_tokens": 4, "messages": [{"role": "user", "content": text}]
+        });
+        server.ask("POST", "/v1/chat/completions", &body.to_string())
+    };
+    assert_eq!(ask("Write a loop from 3 to 12.").1["model"], "pocket:code");
+    assert_eq!(ask("Who are you?").1["model"], "llama");
+    drop(server);
+    // A model alone is served without the pipelines that need others.
+    drop(Serving::start(folder.path(), &["pocket"]));
+    write("nowhere");
+    let mut command = firebox();
+    let ran = command.current_dir(folder.path()).args(["serve", "--port", "0"]).output().unwrap();
+    Ran::from(ran).fails(UNUSABLE, &["pipeline assistant", "nowhere", "there are: pocket, llama"]);
+}
+
+#[test]
+fn cores_that_the_process_does_not_have_are_refused() {
+    let serve = |cores: &str| firebox_with(args!["serve", gguf("llama"), "--port", "0", "--cores", cores]);
+    serve("fast").fails(USAGE, &["--cores", "performance, all, or a list such as 0-3,6"]);
+    if cfg!(target_os = "linux") {
+        serve("60000").fails(UNUSABLE, &["cores 60000", "it may use 0"]);
+    }
+}
+
+/// Bound threads compute the same tokens.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_server_computes_on_the_cores_that_it_is_given() {
+    let folder = tempfile::tempdir().unwrap();
+    models(folder.path());
+    toml(folder.path(), "cores = 0", ["", "", ""]);
+    let server = Serving::start(folder.path(), &["small"]);
+    let said = server.said("small", &prompt(3, 40), 6);
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", server.child.id())).unwrap();
+    let bound = tasks.filter(|task| {
+        let status = task.as_ref().unwrap().path().join("status");
+        let status = std::fs::read_to_string(status).unwrap_or_default();
+        status.lines().any(|line| line == "Cpus_allowed_list:\t0")
+    });
+    assert_eq!(bound.count(), 1, "one thread for one core");
+    drop(server);
+    assert_eq!(said, alone(&folder.path().join("small"), &prompt(3, 40), 6));
+}

@@ -54,7 +54,8 @@ fn what_happened_is_in_the_file() {
 
     let chat = args!["chat", gguf("llama"), "-n", "3", "--temp", "0", "--trace", &path];
     firebox_fed(chat, "Hello\nAgain\n").ends_with(0);
-    assert_eq!(counted(&path)["prefill"], 2);
+    // Two questions, and what the template writes after each answer.
+    assert_eq!(counted(&path)["prefill"], 4);
 
     let bench =
         args!["bench", gguf("llama"), "--prompt", "8", "--tokens", "3", "--depth", "4", "--repeat", "1"];

@@ -4,27 +4,10 @@ use burn::tensor::Tensor;
 
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 use super::cube;
+use super::row_norm::RowNorm;
 use super::{Weight, multiply_each};
 use crate::activation::Activation;
 use crate::gate::gated;
-use crate::norm::rms_norm;
-
-/// The parameters of [`rms_norm`].
-#[derive(Debug, Clone)]
-pub struct RowNorm {
-    /// `[inputs]`
-    pub weight: Tensor<1>,
-    /// Added to the mean square.
-    pub epsilon: f64,
-    /// Added to the weight.
-    pub offset: f32,
-}
-
-impl RowNorm {
-    fn apply(self, x: Tensor<2>) -> Tensor<2> {
-        rms_norm(x, self.weight, self.epsilon, self.offset)
-    }
-}
 
 /// Returns the products of normalised rows with several weights: [`rms_norm`], then [`multiply_each`].
 ///

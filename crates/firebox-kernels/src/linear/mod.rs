@@ -27,6 +27,7 @@ mod q6k;
 pub mod reference;
 mod row_block;
 mod row_group;
+mod row_norm;
 mod tiles;
 mod uneven;
 #[cfg(feature = "autodiff")]
@@ -34,10 +35,11 @@ mod unpack;
 mod weight;
 
 pub use blocks::BlockFormat;
-pub use fused::{RowNorm, fuses_rows, multiply_added, multiply_each_normed, multiply_gated};
+pub use fused::{fuses_rows, multiply_added, multiply_each_normed, multiply_gated};
 pub use grouping::{Grouping, NIBBLE_CHUNK, TILE_ROWS};
 pub use prepared::PreparedWeight;
 pub use reference::in_rows;
+pub use row_norm::RowNorm;
 pub use weight::Weight;
 
 use burn::tensor::{DType, Device, Int, Tensor};

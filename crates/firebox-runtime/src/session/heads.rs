@@ -159,14 +159,24 @@ pub struct Router(Arc<Head>);
 impl Router {
     /// Acquires the router from a session's heads. Returns `None` if there is none, or if it cannot be used.
     pub fn for_session(session: &Session) -> Option<Self> {
-        let pool = session.heads().filter(|pool| pool.names().iter().any(|name| name == ROUTER))?;
-        let switch = pool.acquire(ROUTER);
+        Self::named(session, ROUTER)
+    }
+
+    /// Acquires a classifier from a session's heads. Returns `None` if there is none of that name, or if it cannot be used.
+    pub fn named(session: &Session, name: &str) -> Option<Self> {
+        let pool = session.heads().filter(|pool| pool.names().iter().any(|known| known == name))?;
+        let switch = pool.acquire(name);
         switch.head.filter(|head| switch.fallback_reason.is_none() && head.is_classifier()).map(Self)
     }
 
     /// Chooses a head for a prompt that follows in a session. Returns `None` if the router has no labels.
     pub fn choose(&self, session: &Session, prompt: &[u32]) -> Result<Option<String>, RuntimeError> {
-        let likelihoods = session.classify(&self.0, prompt)?;
+        let likelihoods = self.likelihoods(session, prompt)?;
         Ok(likelihoods.into_iter().next().map(|likeliest| likeliest.label))
+    }
+
+    /// Returns all labels for a prompt that follows in a session, the likeliest first.
+    pub fn likelihoods(&self, session: &Session, prompt: &[u32]) -> Result<Vec<Likelihood>, RuntimeError> {
+        session.classify(&self.0, prompt)
     }
 }

@@ -20,10 +20,10 @@ use burn_cubecl::cubecl::{self, client::Client, prelude::*};
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 
-use super::fused::RowNorm;
 use super::grouping::{Grouping, NIBBLE_CHUNK};
 use super::ops::LinearOps;
 use super::reference::in_rows;
+use super::row_norm::RowNorm;
 use super::weight::Weight;
 use crate::activation::Activation;
 use crate::cube::{dims, element, floats, integers, is_cube, primitive, zeroed};
