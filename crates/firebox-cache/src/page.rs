@@ -131,7 +131,11 @@ impl Page {
 
     /// A view of what some slots hold.
     pub fn read(&self, layer: usize, slots: &Range<usize>) -> Option<LayerKv> {
-        Some(self.content().buffers.layer(layer, slots.end, self.pool.layout())?.part(slots.clone()))
+        let mut content = self.content();
+        let bytes = content.buffers.bytes();
+        let view = content.buffers.layer(layer, slots.end, self.pool.layout())?.part(slots.clone());
+        content.writes += u64::from(content.buffers.bytes() != bytes);
+        Some(view)
     }
 
     /// A panic under the lock leaves the tensors intact: mismatches are refused before anything is written.

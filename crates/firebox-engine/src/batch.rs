@@ -202,11 +202,14 @@ impl Batch {
         let Some(_guard) = decoder.try_stream() else { return result };
         let Some(mut in_flight) = self.slot(need).take() else { return result };
         let layers = self.decoder.layers();
-        let ends = in_flight.pass.next_layer() == layers;
+        let first = in_flight.pass.next_layer();
+        let ends = first == layers;
         let done = if ends { Ok(()) } else { self.run_layer(&mut in_flight) };
         let layer = clock.now().saturating_sub(began);
         in_flight.took += layer;
-        self.pacer.record_layer(need, in_flight.work(), layer);
+        // A recorded step runs all layers at once.
+        let ran = in_flight.pass.next_layer().saturating_sub(first).max(1);
+        self.pacer.record_layer(need, in_flight.work(), layer / ran as u32);
         match done {
             Err(error) => self.fail(&in_flight.entries, error, sink, &mut result),
             // A step for the unembedding lets the engine wait for its weights like for those of a layer.

@@ -336,6 +336,7 @@ impl LoadedModel {
                 sequence.pause();
                 if self.is_short_of_pages && frees_pages(&sequence.session) {
                     sequence.session.drop_cache();
+                    self.batch.decoder().release_recorded_step();
                     self.pool.shrink();
                 }
                 self.waiting.insert(ticket, (sequence, task));
@@ -504,6 +505,7 @@ impl LoadedModel {
         let last = with_pages.map(|(ticket, _)| *ticket).max_by_key(|ticket| (place(ticket), *ticket));
         if let Some((sequence, _)) = last.and_then(|ticket| self.waiting.get_mut(&ticket)) {
             sequence.session.drop_cache();
+            self.batch.decoder().release_recorded_step();
             self.pool.shrink();
             return Vec::new();
         }

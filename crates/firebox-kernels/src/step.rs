@@ -1,4 +1,4 @@
-//! Decode steps that an accelerator records once and replays with other input.
+//! Decode steps that an accelerator records once and runs again with other input.
 //!
 //! A recorded step runs the same kernels on the same buffers. What changes from step to step is read from a
 //! [`StepInput`]: the number of steps since the recording, and sections such as tokens and angles.
@@ -41,7 +41,7 @@ pub struct StepInput {
 #[derive(Debug)]
 pub struct StepGraph(Graph);
 
-/// A step could not be recorded or replayed.
+/// A step could not be recorded or run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StepError {
     /// Steps of this kind are not recorded; nothing has happened.
@@ -49,7 +49,7 @@ pub enum StepError {
         /// What stands against it.
         reason: String,
     },
-    /// Recording or replaying failed. Caches of the step are in an unknown state: clear them.
+    /// A recorded step failed. Caches of the step are in an unknown state: clear them.
     Failed {
         /// The device's message.
         reason: String,
@@ -60,7 +60,7 @@ impl fmt::Display for StepError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unsupported { reason } => write!(f, "a decode step cannot be recorded: {reason}"),
-            Self::Failed { reason } => write!(f, "replaying a decode step failed: {reason}"),
+            Self::Failed { reason } => write!(f, "a recorded decode step failed: {reason}"),
         }
     }
 }
@@ -72,7 +72,7 @@ pub fn supports(device: &Device) -> bool {
     backend::supports(device)
 }
 
-/// Returns a copy of logits that the next replay overwrites.
+/// Returns a copy of logits that the next run overwrites.
 pub fn copy(logits: &Tensor<2>) -> Tensor<2> {
     backend::copy(logits)
 }
@@ -124,7 +124,7 @@ impl StepInput {
     }
 
     /// Runs `work` once to reserve the memory that it needs, then records it. Recorded kernels do not run: the first
-    /// [`replay`](StepGraph::replay) writes the result. `work` reads nothing back and uploads nothing.
+    /// [run](StepGraph::run) writes the result. `work` reads nothing back and uploads nothing.
     pub fn record<R, E: From<StepError>>(
         &self,
         mut work: impl FnMut() -> Result<R, E>,
@@ -141,8 +141,8 @@ impl StepGraph {
     /// All tensors that the recorded work read or wrote, other than those it allocated itself, have to exist in the buffers
     /// that they had then. The calling thread has to be the one that recorded, and no other thread may use those tensors
     /// until the kernels have run.
-    pub unsafe fn replay(&self) -> Result<(), StepError> {
+    pub unsafe fn run(&self) -> Result<(), StepError> {
         // SAFETY: the caller promises what the device's graph asks for.
-        unsafe { self.0.replay() }
+        unsafe { self.0.run() }
     }
 }

@@ -4,7 +4,7 @@ use burn::module::Module;
 use burn::tensor::{Tensor, activation};
 use firebox_cache::AttentionCache;
 use firebox_kernels::attention::{
-    AttentionParams, AttentionSequence, HeadTransform, RopeAndCache, batch_attention,
+    AttentionParams, AttentionSequence, HeadTransform, RopeAndCache, batch_attention, can_record,
 };
 use firebox_kernels::linear::Weight;
 
@@ -113,6 +113,11 @@ impl Attention {
             )),
             _ => None,
         }
+    }
+
+    /// Returns whether it can be part of a recorded step of these rows.
+    pub(crate) fn can_record(&self, rows: &Tensor<2>) -> bool {
+        can_record(rows, self.config.head_dim)
     }
 
     /// Computes attention from projected queries, keys and values, `[rows, heads * head_dim]`. All caches have to

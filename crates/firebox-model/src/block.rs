@@ -72,11 +72,12 @@ impl Block {
         caches: impl Iterator<Item = LayerCache<'c>>,
     ) -> Result<Tensor<2>, ModelError> {
         let mut caches: Vec<_> = caches.collect();
-        if let Some(fused) = self.fused(&hidden, &caches) {
-            return Ok(fused.forward(hidden, rows, &mut caches));
-        }
-        if rows.steps.is_some() {
+        let fused = self.fused(&hidden, &caches);
+        if rows.steps.is_some() && !fused.as_ref().is_some_and(|fused| fused.can_record(&hidden)) {
             return Err(StepError::Unsupported { reason: "a layer is not fused".into() }.into());
+        }
+        if let Some(fused) = fused {
+            return Ok(fused.forward(hidden, rows, &mut caches));
         }
         let x = self.mixer_norm.forward(hidden.clone());
         let mixed = self.mixer.mix(x, rows, caches.into_iter())?;

@@ -207,6 +207,7 @@ impl Decoder {
     /// Lets heads take the place of the layers from `split` on. Once said, it stays.
     pub fn split_at(&self, split: usize) -> Result<(), ModelError> {
         self.check_split(split)?;
+        self.release_recorded_step();
         if *self.split.get_or_init(|| split) == split { Ok(()) } else { self.check_split(split) }
     }
 
@@ -231,6 +232,7 @@ impl Decoder {
     /// Releases the layers from `first` on, which heads replace. A released layer is built again when a pass goes through it,
     /// and stays from then on. Streamed weights are not released: their plan decides what is kept.
     pub fn evict_from(&self, first: usize) {
+        self.release_recorded_step();
         if let Parts::Resident(whole) = &self.parts {
             whole.evict_from(first);
         }
@@ -299,6 +301,12 @@ impl Decoder {
             Parts::Resident(whole) => whole.block(index, &self.config, &self.device),
             Parts::Streamed(streamed) => streamed.block(index),
         }
+    }
+
+    /// Releases the memory of a recorded decode step: weights, keys and values, and all that it allocated stay in place as long
+    /// as it might run. A later step is recorded again.
+    pub fn release_recorded_step(&self) {
+        self.recorder.release();
     }
 
     pub(crate) fn recorder(&self) -> &StepRecorder {

@@ -16,7 +16,7 @@ pub enum ModelError {
     /// The sequence cannot remember more.
     #[error(transparent)]
     Cache(#[from] CacheError),
-    /// A decode step could not be recorded or replayed.
+    /// A decode step could not be recorded or run.
     #[error(transparent)]
     Recording(#[from] StepError),
     /// The family is not one of those this engine runs.

@@ -44,11 +44,11 @@ impl Decoder {
         })
     }
 
-    /// Begins a pass that the caller steps through; `logits` says whether logits will be asked of it. With streamed weights,
-    /// only one pass may be under way at a time.
+    /// Begins a pass that the caller steps through; `logits` says whether logits will be asked of it, and nothing but logits.
+    /// One step may then run all layers. With streamed weights, only one pass may be under way at a time.
     pub fn begin_pass(&self, inputs: &[Input<'_>], logits: bool) -> Result<Pass, ModelError> {
         self.expect(inputs, logits);
-        Pass::begin_step(self, inputs)
+        if logits { Pass::begin_step(self, inputs) } else { Pass::begin(self, inputs) }
     }
 
     /// Reports the end of such a pass; `time` excludes what came between its layers.

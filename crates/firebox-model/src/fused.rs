@@ -53,6 +53,11 @@ impl Block {
 }
 
 impl FusedBlock<'_> {
+    /// Returns whether it can be part of a recorded step.
+    pub fn can_record(&self, hidden: &Tensor<2>) -> bool {
+        self.attention.can_record(hidden)
+    }
+
     /// Takes `[rows, hidden_size]` through the block, as [`Block::forward`] does.
     pub fn forward(self, hidden: Tensor<2>, rows: &Rows, caches: &mut [LayerCache<'_>]) -> Tensor<2> {
         let mut products =

@@ -24,10 +24,10 @@ pub struct Pass {
     next_layer: usize,
     /// Observer of every layer.
     observer: Option<Arc<dyn Observer>>,
-    /// A decode step that has not begun: it may be replayed as a whole.
+    /// A decode step that has not begun: it may run as a recorded one.
     step: Option<DecodeStep>,
-    /// The logits of all inputs, if the pass was replayed.
-    replayed: Option<Tensor<2>>,
+    /// The logits of all inputs, if a recorded step ran.
+    recorded: Option<Tensor<2>>,
 }
 
 /// One token for each of several sequences.
@@ -81,10 +81,10 @@ impl Pass {
         Self::over(model, inputs, model.embed(&tokens)?, 0)
     }
 
-    /// Begins a pass whose logits are wanted, if anything. Unlike one that is [begun](Self::begin) for its hidden states, it may
-    /// be replayed as a whole by its first step.
+    /// Begins a pass whose logits are wanted. Unlike one that is [begun](Self::begin) for its hidden states, its first step may
+    /// run all layers, as a recorded decode step.
     pub(crate) fn begin_step(model: &Decoder, inputs: &[Input<'_>]) -> Result<Self, ModelError> {
-        if !model.can_replay(inputs) {
+        if !model.can_record(inputs) {
             return Self::begin(model, inputs);
         }
         let step = DecodeStep {
@@ -92,7 +92,7 @@ impl Pass {
             places: inputs.iter().map(|input| (input.position, input.length)).collect(),
         };
         let heads = vec![None; inputs.len()];
-        Ok(Self { parts: Vec::new(), heads, next_layer: 0, observer: None, step: Some(step), replayed: None })
+        Ok(Self { parts: Vec::new(), heads, next_layer: 0, observer: None, step: Some(step), recorded: None })
     }
 
     /// Continues from stored hidden states before layer `next_layer`, those of the inputs' tokens.
@@ -119,7 +119,7 @@ impl Pass {
         let rows = Rows::new(model.config(), inputs.iter().map(Input::span), model.device());
         let part = HeadGroup { inputs: (0..inputs.len()).collect(), rows, hidden, head: None };
         let observer = model.observer().filter(|observer| observer.follows());
-        Ok(Self { parts: vec![part], heads, next_layer, observer, step: None, replayed: None })
+        Ok(Self { parts: vec![part], heads, next_layer, observer, step: None, recorded: None })
     }
 
     /// Returns the layer that [`step`](Self::step) runs next, or the number of layers when all have run.
@@ -129,6 +129,9 @@ impl Pass {
 
     /// Returns the hidden state before the next layer, `[rows, hidden_size]`; after the split, the rows of
     /// one head follow those of another.
+    ///
+    /// # Panics
+    /// If the pass is a [decode step](Decoder::begin_pass) that has not begun, or was a recorded one: those have logits only.
     pub fn hidden(&self) -> Tensor<2> {
         match &self.parts[..] {
             [part] => part.hidden.clone(),
@@ -154,8 +157,8 @@ impl Pass {
     fn run_layer(&mut self, model: &Decoder, caches: &mut [&mut SequenceCache]) -> Result<(), ModelError> {
         if let Some(step) = self.step.take() {
             let inputs = step.inputs();
-            if let Some(logits) = model.replay_step(&inputs, caches)? {
-                (self.replayed, self.next_layer) = (Some(logits), model.layers());
+            if let Some(logits) = model.run_recorded(&inputs, caches)? {
+                (self.recorded, self.next_layer) = (Some(logits), model.layers());
                 return Ok(());
             }
             *self = Self::begin(model, &inputs)?;
@@ -273,7 +276,7 @@ impl Pass {
     }
 
     fn unembedded_last(self, model: &Decoder, counts: &[usize]) -> Result<Tensor<2>, ModelError> {
-        if let Some(logits) = self.replayed {
+        if let Some(logits) = self.recorded {
             let wanted: Vec<u32> =
                 (0..).zip(counts).filter(|(_, count)| **count > 0).map(|(row, _)| row).collect();
             return match wanted.len() {
@@ -315,7 +318,7 @@ impl Pass {
     }
 
     fn unembedded(self, model: &Decoder, wanted: LogitRows) -> Result<Tensor<2>, ModelError> {
-        if let Some(logits) = self.replayed {
+        if let Some(logits) = self.recorded {
             return Ok(logits);
         }
         let mut of_members: Vec<(usize, Tensor<2>)> = Vec::with_capacity(self.heads.len());

@@ -1,6 +1,6 @@
 //! The recorded decode step of a decoder, and whether it still describes its sequences.
 
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError};
 use std::thread::{self, ThreadId};
 
 use burn::tensor::Tensor;
@@ -34,8 +34,18 @@ pub(crate) struct RecordedStep {
     pub graph: StepGraph,
     /// The logits that the graph writes.
     pub logits: Tensor<2>,
-    /// Steps that were replayed.
-    pub replays: usize,
+    /// Steps that it ran for.
+    pub runs: usize,
+}
+
+impl StepRecorder {
+    /// Drops the recording, if there is one.
+    pub fn release(&self) {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if matches!(*state, State::Recorded(_)) {
+            *state = State::Empty;
+        }
+    }
 }
 
 impl RecordedStep {

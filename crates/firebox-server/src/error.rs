@@ -78,6 +78,12 @@ pub enum ServerError {
     Engine(#[from] EngineError),
 }
 
+impl From<firebox_runtime::RuntimeError> for ServerError {
+    fn from(error: firebox_runtime::RuntimeError) -> Self {
+        Self::Engine(error.into())
+    }
+}
+
 /// An error in the format of OpenAI's API.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct ApiError {

@@ -126,6 +126,17 @@ pub fn batch_attention(query: Tensor<3>, parts: Vec<AttentionSequence>) -> Tenso
     }
 }
 
+/// Returns whether the attention of rows with heads of this width can be part of a [recorded step](crate::step).
+pub fn can_record(rows: &Tensor<2>, head_dim: usize) -> bool {
+    #[cfg(any(feature = "wgpu", feature = "cuda"))]
+    return head_dim <= MAX_HEAD_DIM && cube::supports_rope_and_cache(rows);
+    #[cfg(not(any(feature = "wgpu", feature = "cuda")))]
+    {
+        let _ = (rows, head_dim);
+        false
+    }
+}
+
 /// Whether queries, keys or values are on a device that records gradients on the CPU.
 fn recorded(_query: &Tensor<3>, _spans: &[Span]) -> bool {
     #[cfg(feature = "autodiff")]

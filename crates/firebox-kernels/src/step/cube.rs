@@ -4,7 +4,7 @@ use std::fmt;
 
 use burn::tensor::{Bytes, DType, Device, Int, Shape, Tensor};
 use burn_cubecl::CubeBackend;
-use burn_cubecl::cubecl::client::Graph as ClientGraph;
+use burn_cubecl::cubecl::client::{Client, Graph as ClientGraph};
 use burn_cubecl::tensor::CubeTensor;
 
 use super::StepError;
@@ -23,8 +23,8 @@ impl fmt::Debug for Graph {
 }
 
 impl Graph {
-    /// See [`StepGraph::replay`](super::StepGraph::replay).
-    pub unsafe fn replay(&self) -> Result<(), StepError> {
+    /// See [`StepGraph::run`](super::StepGraph::run).
+    pub unsafe fn run(&self) -> Result<(), StepError> {
         // SAFETY: the caller keeps the buffers alive and unshared, and calls from the thread that recorded.
         unsafe { self.0.replay() }.map_err(failed)
     }
@@ -80,18 +80,38 @@ pub(super) fn record<R, E: From<StepError>>(
     buffer: &Buffer,
     work: &mut dyn FnMut() -> Result<R, E>,
 ) -> Result<(R, Graph), E> {
-    let client = &buffer.client;
-    client.graph_prepare().map_err(unsupported)?;
-    let reserved = work();
-    if let Err(error) = reserved {
-        // Ends the preparation; there is no graph to return.
-        let _ = client.stop_capture();
-        return Err(error);
+    let window = Window::open(&buffer.client)?;
+    // Its result is dropped to make room for the recorded one.
+    drop(work()?);
+    window.client.start_capture().map_err(unsupported)?;
+    let result = work()?;
+    Ok((result, Graph(window.close()?)))
+}
+
+/// A capture that ends with its scope: the device would refuse to read, or record launches of others, if one stayed open.
+struct Window<'a> {
+    client: &'a Client,
+    is_open: bool,
+}
+
+impl<'a> Window<'a> {
+    fn open(client: &'a Client) -> Result<Self, StepError> {
+        client.graph_prepare().map_err(unsupported)?;
+        Ok(Self { client, is_open: true })
     }
-    // Makes room for the recorded result.
-    drop(reserved);
-    client.start_capture().map_err(unsupported)?;
-    let result = work();
-    let graph = client.stop_capture().map_err(failed)?;
-    Ok((result?, Graph(graph)))
+
+    /// Returns what was recorded. The first run has computed the step, so that without a recording it is launched instead.
+    fn close(mut self) -> Result<ClientGraph, StepError> {
+        self.is_open = false;
+        self.client.stop_capture().map_err(unsupported)
+    }
+}
+
+impl Drop for Window<'_> {
+    fn drop(&mut self) {
+        if self.is_open {
+            // The work has failed, and reports why.
+            let _ = self.client.stop_capture();
+        }
+    }
 }

@@ -13,7 +13,7 @@ pub(crate) enum Buffer {}
 pub(super) enum Graph {}
 
 impl Graph {
-    pub unsafe fn replay(&self) -> Result<(), StepError> {
+    pub unsafe fn run(&self) -> Result<(), StepError> {
         match *self {}
     }
 }

@@ -3,25 +3,17 @@
 use burn_cubecl::cubecl::ir::ElemType;
 use burn_cubecl::cubecl::{self, prelude::*};
 
-use crate::cube::{magnitude, signed_bytes, sum_vector, tanh};
+use super::reading::{Reading, four_of};
+use crate::cube::{magnitude, sum_vector, tanh};
 
 /// Units of a cube and positions of a block; a quarter of the elements of the widest head.
 pub(super) const UNITS: u32 = 128;
+/// Loads that are under way at once: one after the other they would take a memory's latency each.
+const AHEAD: usize = 8;
 /// Stands for the score of what is not visible, and for the highest score before there is one. Shaders do not
 /// have an infinity to write down.
 pub(super) const UNSEEN: f32 = -1e30;
 const UNSEEN_BITS: u32 = UNSEEN.to_bits();
-
-/// What four numbers of a row are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum Reading {
-    /// One vector of floats.
-    Fours,
-    /// Single floats, of which a row may have any number.
-    Elements,
-    /// A word of signed bytes.
-    Bytes,
-}
 
 /// What is built into a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -356,23 +348,35 @@ fn gather<K: Numeric, NK: Size, V: Numeric, NV: Size>(
         let mut factor = scores_of.scale;
         if seen {
             let base = kv_head * place.key_head + position * place.key_position;
-            for quad in 0..quads {
-                let numbers = four_of::<K, NK>(
-                    first_keys,
-                    second_keys,
-                    third_keys,
-                    fourth_keys,
-                    which,
-                    base,
-                    quad,
-                    sizes.head_dim,
-                    how.keys,
-                    how.several,
-                );
+            let mut from = 0u32.runtime();
+            while from < quads {
+                let mut numbers = Array::<Vector<f32, Const<4>>>::new(AHEAD);
                 #[unroll]
-                for index in 0..queries {
-                    scores[index] += numbers * asked[(index as u32 * columns + quad) as usize];
+                for ahead in 0..AHEAD {
+                    numbers[ahead] = four_of::<K, NK>(
+                        first_keys,
+                        second_keys,
+                        third_keys,
+                        fourth_keys,
+                        which,
+                        base,
+                        min(from + ahead as u32, quads - 1),
+                        sizes.head_dim,
+                        how.keys,
+                        how.several,
+                    );
                 }
+                #[unroll]
+                for ahead in 0..AHEAD {
+                    let quad = from + ahead as u32;
+                    if quad < quads {
+                        #[unroll]
+                        for index in 0..queries {
+                            scores[index] += numbers[ahead] * asked[(index as u32 * columns + quad) as usize];
+                        }
+                    }
+                }
+                from += AHEAD as u32;
             }
             if comptime!(how.keys == Reading::Bytes) {
                 let at = kv_head * key_scale_strides.head + position * key_scale_strides.position;
@@ -431,36 +435,48 @@ fn gather<K: Numeric, NK: Size, V: Numeric, NV: Size>(
             for index in 0..queries {
                 gathered[index] *= Vector::new(factors[index]);
             }
-            let mut at = part;
-            while at < min(UNITS, end - block) {
-                let base = kv_head * place.value_head + (block + at) * place.value_position;
-                let mut numbers = four_of::<V, NV>(
-                    first_values,
-                    second_values,
-                    third_values,
-                    fourth_values,
-                    which,
-                    base,
-                    column,
-                    sizes.head_dim,
-                    how.values,
-                    how.several,
-                );
-                if comptime!(how.values == Reading::Bytes) {
-                    let from =
-                        kv_head * value_scale_strides.head + (block + at) * value_scale_strides.position;
-                    numbers *= Vector::new(value_scales[from as usize]);
-                }
+            let limit = min(UNITS, end - block);
+            let mut from = part;
+            while from < limit {
+                let mut numbers = Array::<Vector<f32, Const<4>>>::new(AHEAD);
                 #[unroll]
-                for index in 0..queries {
-                    let weight = weights[(index as u32 * UNITS + at) as usize];
-                    // What a query does not see may hold what is no number; what it sees comes through, whatever it
-                    // weighs.
-                    if u32::reinterpret(weight) != UNSEEN_BITS {
-                        gathered[index] += numbers * Vector::new(weight);
+                for ahead in 0..AHEAD {
+                    let at = min(from + ahead as u32 * parts, limit - 1);
+                    let base = kv_head * place.value_head + (block + at) * place.value_position;
+                    numbers[ahead] = four_of::<V, NV>(
+                        first_values,
+                        second_values,
+                        third_values,
+                        fourth_values,
+                        which,
+                        base,
+                        column,
+                        sizes.head_dim,
+                        how.values,
+                        how.several,
+                    );
+                    if comptime!(how.values == Reading::Bytes) {
+                        let scale =
+                            kv_head * value_scale_strides.head + (block + at) * value_scale_strides.position;
+                        numbers[ahead] *= Vector::new(value_scales[scale as usize]);
                     }
                 }
-                at += parts;
+                #[unroll]
+                for ahead in 0..AHEAD {
+                    let at = from + ahead as u32 * parts;
+                    if at < limit {
+                        #[unroll]
+                        for index in 0..queries {
+                            let weight = weights[(index as u32 * UNITS + at) as usize];
+                            // What a query does not see may hold what is no number; what it sees comes through,
+                            // whatever it weighs.
+                            if u32::reinterpret(weight) != UNSEEN_BITS {
+                                gathered[index] += numbers[ahead] * Vector::new(weight);
+                            }
+                        }
+                    }
+                }
+                from += AHEAD as u32 * parts;
             }
         }
         sync_cube();
@@ -534,66 +550,4 @@ fn may_be_seen(visible: &[u32], position: u32, words: u32) -> bool {
         seen = (visible[(position / 32) as usize] >> (position % 32)) & 1 == 1;
     }
     seen
-}
-
-/// [`four`] of one of several spans, the same for all units of a cube.
-#[cube]
-fn four_of<E: Numeric, N: Size>(
-    first: &[Vector<E, N>],
-    second: &[Vector<E, N>],
-    third: &[Vector<E, N>],
-    fourth: &[Vector<E, N>],
-    which: u32,
-    base: u32,
-    quad: u32,
-    width: u32,
-    #[comptime] reading: Reading,
-    #[comptime] several: bool,
-) -> Vector<f32, Const<4>> {
-    let mut numbers = Vector::<f32, Const<4>>::new(0.0f32);
-    if comptime!(!several) || which == 0 {
-        numbers = four::<E, N>(first, base, quad, width, reading);
-    }
-    if comptime!(several) {
-        if which == 1 {
-            numbers = four::<E, N>(second, base, quad, width, reading);
-        } else if which == 2 {
-            numbers = four::<E, N>(third, base, quad, width, reading);
-        } else if which == 3 {
-            numbers = four::<E, N>(fourth, base, quad, width, reading);
-        }
-    }
-    numbers
-}
-
-/// Four numbers of the row at `base`; behind its end they are zero.
-#[cube]
-fn four<E: Numeric, N: Size>(
-    stored: &[Vector<E, N>],
-    base: u32,
-    quad: u32,
-    width: u32,
-    #[comptime] reading: Reading,
-) -> Vector<f32, Const<4>> {
-    let mut numbers = Vector::<f32, Const<4>>::new(0.0f32);
-    if comptime!(reading == Reading::Bytes) {
-        let word = stored[(base + quad) as usize];
-        numbers = signed_bytes(u32::cast_from(word.extract(0usize)));
-    } else if comptime!(reading == Reading::Fours) {
-        let piece = stored[(base / 4 + quad) as usize];
-        #[unroll]
-        for index in 0..4usize {
-            numbers.insert(index, f32::cast_from(piece.extract(index)));
-        }
-    } else {
-        #[unroll]
-        for index in 0..4usize {
-            let element = quad * 4 + index as u32;
-            if element < width {
-                let number = stored[(base + element) as usize];
-                numbers.insert(index, f32::cast_from(number.extract(0usize)));
-            }
-        }
-    }
-    numbers
 }

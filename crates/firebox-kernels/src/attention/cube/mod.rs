@@ -5,6 +5,7 @@
 
 mod blocks;
 mod parts;
+mod reading;
 mod rope_and_cache;
 mod sides;
 pub(super) mod view;

@@ -100,7 +100,7 @@ impl Pending {
 }
 
 /// Returns whether the tensor is on an accelerator that binds enough buffers.
-pub(in super::super) fn supports_rope_and_cache(query: &Tensor<3>) -> bool {
+pub(in super::super) fn supports_rope_and_cache<const D: usize>(query: &Tensor<D>) -> bool {
     crate::cube::is_cube(&query.device())
         && primitive(query.clone()).client.properties().hardware.max_bindings >= BINDINGS
 }

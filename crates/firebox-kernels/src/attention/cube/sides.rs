@@ -11,7 +11,8 @@ use super::super::kv_tensor::{KvPrimitive, KvTensor};
 use super::super::params::{AttentionParams, MAX_HEAD_DIM};
 use super::super::span::Span;
 use super::super::visibility::Visibility;
-use super::blocks::{How, PlaceLaunch, Reading, StridesLaunch, UNITS};
+use super::blocks::{How, PlaceLaunch, StridesLaunch, UNITS};
+use super::reading::Reading;
 use crate::cube::{dims, element, integers, plane_size, primitive, room};
 use crate::step::StepCounter;
 

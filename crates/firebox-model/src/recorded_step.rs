@@ -1,7 +1,7 @@
-//! Decode steps that an accelerator records once and replays while the same sequences go on token by token.
+//! Decode steps that an accelerator records once and runs as a whole while the same sequences go on token by token.
 //!
-//! Launching the kernels of a step one by one takes a GPU's host longer than the GPU takes to run them. A recorded step is
-//! replayed as a whole: only its input is uploaded, and kernels add the number of steps since the recording to slots and
+//! Launching the kernels of a step one by one takes a GPU's host longer than the GPU takes to run them. A recorded step runs
+//! as a whole: only its input is uploaded, and kernels add the number of steps since the recording to slots and
 //! positions. A recording holds until the last page of a sequence is full, or until anything but such a step changes a sequence.
 
 use std::sync::PoisonError;
@@ -21,16 +21,16 @@ use crate::{Decoder, ModelError};
 const MAX_SEQUENCES: usize = 16;
 /// Steps that have to fit into the last pages for a recording to be worth while.
 const MIN_STEPS: usize = 4;
-/// Steps that are not recorded after a recording that was replayed less often than [`MIN_STEPS`].
+/// Steps that are not recorded after a recording that ran less often than [`MIN_STEPS`].
 const PAUSE: usize = 8;
 
 impl Decoder {
-    /// Runs a decode step of one token for each input by replaying a recorded one, recording it first where necessary. Returns
-    /// the logits, `[inputs, vocab_size]`, or `None` where the step cannot be replayed: on the CPU, with streamed weights,
+    /// Runs a decode step of one token for each input by running a recorded one, recording it first where necessary. Returns
+    /// the logits, `[inputs, vocab_size]`, or `None` where there is none: on the CPU, with streamed weights,
     /// heads, custom components, masks or quantized caches, or for more than one token.
     ///
     /// The logits are equal to those of [`forward_together`](Self::forward_together), to the last bit.
-    pub(crate) fn replay_step(
+    pub(crate) fn run_recorded(
         &self,
         inputs: &[Input<'_>],
         caches: &mut [&mut SequenceCache],
@@ -55,7 +55,7 @@ impl Decoder {
             State::Recorded(recorded) => match recorded.steps(caches) {
                 Some(steps) => recorded.input.write(steps as u32, &self.sections(inputs)),
                 // The old recording makes room for the next.
-                None if recorded.replays < MIN_STEPS => *state = State::Waiting { steps: PAUSE },
+                None if recorded.runs < MIN_STEPS => *state = State::Waiting { steps: PAUSE },
                 None => *state = State::Empty,
             },
             State::Waiting { steps: 0 } => *state = State::Empty,
@@ -66,12 +66,12 @@ impl Decoder {
             self.record(inputs, caches, &mut state)?;
         }
         let State::Recorded(recorded) = &mut *state else { return Ok(None) };
-        recorded.replays += 1;
+        recorded.runs += 1;
         // SAFETY: the page tables are those of the recording, so the pages that the kernels read and write still have their
-        // buffers: pages count every write and reallocation that is not a replay. This decoder owns the weights and, behind the
+        // buffers: pages count every write and reallocation that is not a recorded step. This decoder owns the weights and, behind the
         // lock, input and logits. The thread is the one that recorded, and the caches are borrowed exclusively; other sequences
         // that share pages read slots that the kernels do not write.
-        unsafe { recorded.graph.replay() }?;
+        unsafe { recorded.graph.run() }?;
         let logits = step::copy(&recorded.logits);
         for cache in caches {
             cache.advance();
@@ -80,7 +80,7 @@ impl Decoder {
     }
 
     /// Returns whether passes of these inputs have the form of a recorded step.
-    pub(crate) fn can_replay(&self, inputs: &[Input<'_>]) -> bool {
+    pub(crate) fn can_record(&self, inputs: &[Input<'_>]) -> bool {
         let fits = |input: &Input<'_>| {
             matches!(input.tokens, [token] if (*token as usize) < self.config().vocab_size)
                 && input.head.is_none()
@@ -131,7 +131,7 @@ impl Decoder {
         let tables: Option<Vec<PageTable>> = caches.iter().map(|cache| cache.page_table()).collect();
         if let Some(tables) = tables {
             let thread = thread::current().id();
-            *state = State::Recorded(RecordedStep { thread, tables, input, graph, logits, replays: 0 });
+            *state = State::Recorded(RecordedStep { thread, tables, input, graph, logits, runs: 0 });
         }
         Ok(())
     }
