@@ -151,7 +151,7 @@ mod tests {
         let answered = bodies
             .filter(|body| {
                 let body = std::fs::read(body.as_ref().unwrap().path()).unwrap();
-                firebox_testing::http_body::check(&program, &runtime, &body)
+                firebox_testing::checks::http_body::check(&program, &runtime, &body)
             })
             .count();
         assert!(answered > 0);
