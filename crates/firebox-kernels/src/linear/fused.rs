@@ -1,4 +1,4 @@
-//! Products fused with the steps before and after them in a layer.
+//! Fused norm, product and activation or residual.
 
 use burn::tensor::Tensor;
 
