@@ -13,7 +13,7 @@ use firebox::model::{HeadForm, Seeded, Tower};
 use firebox::store::{Dtype, Heads, trunk_hash};
 use firebox::text::ChatTemplate;
 use firebox::train::{
-    Examples, ExamplesConfig, Format, Lessons, Packed, Run, Schedule, Settings, Silent, Stored, Subject,
+    Examples, ExamplesConfig, Format, Packed, Run, Schedule, Settings, Silent, Stored, Subject, TrainingData,
     boundary_states, export_head, train,
 };
 use firebox::{Generation, GenerationConfig, Model, device};
@@ -55,10 +55,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let network =
         Tower::head(model.checkpoint(), None, &HeadForm::Blocks, None, split, &learning, Seeded::new(1))?;
     let subject = Subject { samples: Packed::new(examples, BATCH, 1), states: Some(states) };
-    let mut lessons = Lessons::new(vec![subject], 1, &learning);
+    let mut data = TrainingData::new(vec![subject], 1, &learning);
     let schedule = Schedule { peak: 2e-3, warm_up: 3, floor: 2e-4 };
     let mut run = Run::create(folder.path().join("run"), Settings::new(STEPS, schedule))?;
-    let trained = train(network, &mut lessons, &mut run, &mut Silent, &Arc::default())?;
+    let trained = train(network, &mut data, &mut run, &mut Silent, &Arc::default())?;
     println!("{:?} after {STEPS} steps", trained.ending);
 
     let files = folder.path().join("head");

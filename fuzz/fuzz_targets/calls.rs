@@ -2,5 +2,5 @@
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|input: &[u8]| {
-    firebox_testing::calls::check(input);
+    firebox_testing::checks::tool_calls::check(input);
 });

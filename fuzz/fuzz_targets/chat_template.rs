@@ -2,5 +2,5 @@
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|input: &[u8]| {
-    firebox_testing::chat_template::check(input);
+    firebox_testing::checks::chat_template::check(input);
 });

@@ -2,5 +2,5 @@
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|input: &[u8]| {
-    firebox_testing::gbnf::check(input, firebox_grammar::gbnf_to_lark);
+    firebox_testing::checks::gbnf::check(input, firebox_grammar::gbnf_to_lark);
 });

@@ -20,5 +20,5 @@ static SERVER: LazyLock<(Router, Runtime)> = LazyLock::new(|| {
 
 libfuzzer_sys::fuzz_target!(|input: &[u8]| {
     let (program, runtime) = &*SERVER;
-    firebox_testing::http_body::check(program, runtime, input);
+    firebox_testing::checks::http_body::check(program, runtime, input);
 });

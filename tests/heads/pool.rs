@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use firebox::heads::{FALLBACK, HeadEvent, HeadHistory, HeadPool, HeadPoolConfig, HeadState};
 use firebox::{Budget, MemoryError, RuntimeError};
-use firebox_testing::heads::TestHeads;
+use firebox_testing::test_heads::TestHeads;
 
 fn pool(heads: &Arc<TestHeads>, config: HeadPoolConfig) -> HeadPool {
     HeadPool::new(heads.clone(), config).unwrap()

@@ -6,7 +6,7 @@ use firebox_plot::{
 
 use crate::claim::{Claim, Verdict};
 use crate::figure::Figure;
-use crate::measures::sweep;
+use crate::measures::residency_sweep;
 use crate::report::number;
 
 const SWEEP_HEIGHT: u32 = 360;
@@ -24,7 +24,7 @@ const MOST: f64 = 100.0;
 
 /// Tokens per second by how much is kept, foretold and measured, as SVG. `None` if that was not measured.
 pub fn swept(figures: &[Figure]) -> Option<String> {
-    let steps = sweep::STEPS.iter().enumerate().filter_map(|(quarter, (name, _))| {
+    let steps = residency_sweep::STEPS.iter().enumerate().filter_map(|(quarter, (name, _))| {
         let figure = figures.iter().find(|figure| figure.name == *name)?;
         Some((25.0 * quarter as f64, figure))
     });
@@ -131,8 +131,8 @@ mod tests {
     #[test]
     fn a_sweep_has_a_line_for_what_was_foretold_and_one_for_what_came() {
         assert!(swept(&[]).is_none());
-        let mut figures = Figures::new(sweep::FIGURES);
-        for (at, (name, _)) in sweep::STEPS.iter().enumerate() {
+        let mut figures = Figures::new(residency_sweep::FIGURES);
+        for (at, (name, _)) in residency_sweep::STEPS.iter().enumerate() {
             for measured in [2.0, 3.0] {
                 figures.add_pair(name, 1.0, measured * (at + 1) as f64, 2.5).unwrap();
             }
@@ -148,14 +148,14 @@ mod tests {
         let claim = |says: &str, bar| Claim {
             says: says.into(),
             published: None,
-            figure: sweep::STEPS[0].0.into(),
+            figure: residency_sweep::STEPS[0].0.into(),
             bar,
             reason: None,
         };
         let claims = [claim("much faster", Bar::AtLeast(1.0)), claim("not so fast", Bar::AtLeast(1e6))];
         assert!(cleared(&claims, &[]).is_none());
-        let mut figures = Figures::new(sweep::FIGURES);
-        figures.add_pair(sweep::STEPS[0].0, 1000.0, 1.0, 1.0).unwrap();
+        let mut figures = Figures::new(residency_sweep::FIGURES);
+        figures.add_pair(residency_sweep::STEPS[0].0, 1000.0, 1.0, 1.0).unwrap();
         let image = cleared(&claims, &figures.into_measured().figures).unwrap();
         for drawn in ["much faster", "not so fast", "1000", "#3B82F6", "#D97706"] {
             assert!(image.contains(drawn), "{drawn}: {image}");

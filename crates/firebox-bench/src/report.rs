@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use crate::claim::{Claim, Verdict};
 use crate::figure::{Figure, Spread};
-use crate::measures::sweep;
+use crate::measures::residency_sweep;
 
 /// The contents of the report.
 #[derive(Debug)]
@@ -94,7 +94,7 @@ impl Report {
     /// By how many layers are kept, if that was measured.
     fn write_sweep(&self, text: &mut String) {
         let named = |name: &str| self.figures.iter().find(|figure| figure.name == name);
-        let steps = sweep::STEPS
+        let steps = residency_sweep::STEPS
             .iter()
             .enumerate()
             .filter_map(|(quarter, (speed, memory))| Some((25 * quarter, named(speed)?, named(memory)?)));
@@ -120,7 +120,9 @@ impl Report {
     fn write_others(&self, text: &mut String) {
         let is_told = |figure: &Figure| {
             self.claims.iter().any(|claim| claim.figure == figure.name)
-                || sweep::STEPS.iter().any(|(speed, memory)| figure.name == *speed || figure.name == *memory)
+                || residency_sweep::STEPS
+                    .iter()
+                    .any(|(speed, memory)| figure.name == *speed || figure.name == *memory)
         };
         let others: Vec<&Figure> = self.figures.iter().filter(|figure| !is_told(figure)).collect();
         if others.is_empty() {

@@ -9,30 +9,30 @@
 //! A sequence has one owner, so decoding a token takes no contended lock. Pools and shared pages are behind mutexes that
 //! are held briefly: a pool's once per 128 positions, a page's while its tensors are handed out.
 
-mod block_run;
 mod error;
 mod eviction;
+mod kv_run;
 mod layer_kv;
 mod layout;
 mod ledger;
 mod page;
 mod page_buffers;
 mod pool;
-mod recurrent;
+mod recurrent_state;
 mod sequence;
 mod turn;
 
-pub use block_run::MappedKv;
 pub use error::CacheError;
 pub use eviction::{
     AfterEviction, AttentionSinks, Eviction, EvictionPolicy, SlidingWindow, Truncation, WholeTurns,
 };
+pub use kv_run::MappedKv;
 pub use layer_kv::LayerKv;
 pub use layout::{KvType, LayerLayout, Layout};
 pub use ledger::{PageLedger, Reclaimable};
 pub use page_buffers::{PAGE_TOKENS, allocated_positions};
 pub use pool::PagePool;
-pub use recurrent::RecurrentState;
+pub use recurrent_state::RecurrentState;
 pub use sequence::{
     AttentionCache, Block, LayerCache, Outline, PageTable, RecurrentStates, Replay, SequenceCache, SlotRange,
 };

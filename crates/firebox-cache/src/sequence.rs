@@ -3,12 +3,12 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::block_run::{BlockRun, Source};
 use crate::error::CacheError;
+use crate::kv_run::{KvRun, Source};
 use crate::layer_kv::LayerKv;
 use crate::layout::{LayerLayout, Layout};
 use crate::pool::PagePool;
-use crate::recurrent::RecurrentState;
+use crate::recurrent_state::RecurrentState;
 use crate::turn::{HiddenReason, Role, Turn, TurnId, TurnKind};
 
 mod branch;
@@ -36,7 +36,7 @@ pub use replay::Replay;
 pub struct SequenceCache {
     pool: PagePool,
     /// All cached positions in order, followed by those reserved for the pass under way.
-    runs: Arc<Vec<BlockRun>>,
+    runs: Arc<Vec<KvRun>>,
     turns: Arc<Vec<Entry>>,
     /// Recurrent states by layer.
     states: RecurrentStates,

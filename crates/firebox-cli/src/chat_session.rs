@@ -161,7 +161,7 @@ impl ChatSession {
     /// Answers with another head from now on; without a name nothing changes. Says what came of it, or which there are.
     pub fn use_head(&mut self, name: &str) -> String {
         if name.is_empty() {
-            let known = self.session.heads().map(|rack| rack.names()).unwrap_or_default();
+            let known = self.session.heads().map(|head_pool| head_pool.names()).unwrap_or_default();
             return format!("(heads: {})", if known.is_empty() { "none".into() } else { known.join(", ") });
         }
         self.router = None;

@@ -11,11 +11,11 @@ use firebox_text::Tokenizer;
 use crate::compute::{CacheType, DeviceArgs};
 use crate::console::Console;
 use crate::fitting::FittingArgs;
+use crate::head_pool::HeadPoolArgs;
 use crate::interrupt::{Interrupt, Working};
 use crate::opening::open_fitted;
 use crate::outcome::usage;
 use crate::prompt::PromptArgs;
-use crate::rack::RackArgs;
 use crate::router::AUTO;
 use crate::sampling::SamplingArgs;
 use crate::speculating::SpeculatingArgs;
@@ -51,7 +51,7 @@ pub struct GeneratingArgs {
     #[arg(long, value_name = "NAME", env = "FIREBOX_HEAD")]
     pub head: Option<String>,
     #[command(flatten)]
-    pub rack: RackArgs,
+    pub head_pool: HeadPoolArgs,
     #[command(flatten)]
     pub device: DeviceArgs,
     #[command(flatten)]
@@ -79,7 +79,7 @@ impl GeneratingArgs {
         let model = open_fitted(name, &self.device, limit.as_ref(), console)?;
         // Which head usually follows which; a guess that cannot be read is no guess.
         let history = history_file().and_then(|path| HeadHistory::open(path).ok()).unwrap_or_default();
-        Ok(model.with_heads(HeadPoolConfig { history, ..self.rack.config() })?)
+        Ok(model.with_heads(HeadPoolConfig { history, ..self.head_pool.config() })?)
     }
 
     /// Begins a session of a model with these options, which stops at Ctrl-C.

@@ -33,6 +33,7 @@ mod fitting;
 mod generating;
 mod grammar;
 mod head;
+mod head_pool;
 mod hub;
 mod import;
 mod inspect;
@@ -50,7 +51,6 @@ mod pocket;
 mod prompt;
 #[cfg(feature = "hub")]
 mod pull;
-mod rack;
 mod router;
 mod run;
 mod sampling;

@@ -21,10 +21,10 @@ use crate::compute::{CacheType, DeviceArgs};
 use crate::configuration::{Configuration, ModelEntry};
 use crate::console::Console;
 use crate::fitting::{FittingArgs, say_fit};
+use crate::head_pool::HeadPoolArgs;
 use crate::hub;
 use crate::opening::opened_device_on;
 use crate::outcome::{Outcome, usage};
-use crate::rack::RackArgs;
 use crate::sharing::Sharing;
 
 /// Options of `firebox serve`.
@@ -83,7 +83,7 @@ pub struct ServeArgs {
     #[arg(long, value_name = "CORES", env = "FIREBOX_CORES", value_parser = Cores::from_str)]
     cores: Option<Cores>,
     #[command(flatten)]
-    rack: RackArgs,
+    head_pool: HeadPoolArgs,
     #[command(flatten)]
     device: DeviceArgs,
     #[command(flatten)]
@@ -226,7 +226,7 @@ fn config(args: &ServeArgs) -> anyhow::Result<ServerConfig> {
         address: address(&args.host, args.port)?,
         keys,
         allowed_origins,
-        host: EngineConfig { admission, lookup: args.lookup, ..EngineConfig::default() },
+        engine: EngineConfig { admission, lookup: args.lookup, ..EngineConfig::default() },
         request_timeout: args.time_limit.map(|seconds| Duration::from_secs(seconds.into())),
         sessions,
         ..ServerConfig::default()
@@ -289,7 +289,7 @@ struct Opening {
     sharing: Option<(SharedBudget, ShareOptions)>,
     /// The options for fitting it into memory that it does not share.
     limit: Option<ResidencyOptions>,
-    rack: RackArgs,
+    head_pool: HeadPoolArgs,
     heads: Vec<String>,
     /// The model that drafts its answers.
     draft: Option<PathBuf>,
@@ -314,7 +314,7 @@ impl Opening {
             device: device.clone(),
             sharing: sharing.map(|sharing| (sharing.shared().clone(), sharing.options(entry))),
             limit: fitting.config(CacheType::default(), None),
-            rack: args.rack.clone(),
+            head_pool: args.head_pool.clone(),
             heads: entry.heads.clone(),
             draft: args.draft.as_deref().map(hub::resolve).transpose()?,
         })
@@ -331,9 +331,9 @@ impl Opening {
         if model.decoder().is_err() {
             return Ok(model);
         }
-        let model = model.with_heads(self.rack.config())?;
-        if let Some(rack) = model.heads() {
-            self.heads.iter().for_each(|head| rack.prefetch(head));
+        let model = model.with_heads(self.head_pool.config())?;
+        if let Some(head_pool) = model.heads() {
+            self.heads.iter().for_each(|head| head_pool.prefetch(head));
         }
         let model = match &self.draft {
             Some(draft) => model.with_draft(Model::open(draft, device)?)?,

@@ -431,7 +431,7 @@ impl Batch {
         computed(&decoder, || Ok(in_flight.pass.step(&decoder, &mut sessions)?))
     }
 
-    /// Returns the sessions of entries, which are in the order of the sequences.
+    /// Returns the sessions of these entries, which have the order of the sequences.
     fn sessions(&mut self, entries: &[BatchEntry]) -> Vec<&mut Session> {
         let mut entries = entries.iter().peekable();
         let sequences = self.sequences.iter_mut();

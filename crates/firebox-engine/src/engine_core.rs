@@ -421,7 +421,7 @@ impl EngineCore {
         let mut order: Vec<ModelId> = self.scheduler.prefetch(now).collect();
         order.sort_by_key(|model| {
             let urgency = self.models.get(model).and_then(LoadedModel::urgency);
-            Reverse(urgency.map(|urgency| (urgency.priority, urgency.awaited)))
+            Reverse(urgency.map(|urgency| (urgency.priority, urgency.awaits_first_token)))
         });
         for (model, loaded) in &mut self.models {
             let place = order.iter().position(|other| other == model);

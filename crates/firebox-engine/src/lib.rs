@@ -11,7 +11,9 @@
 
 mod batch;
 mod clock;
+mod engine;
 mod engine_core;
+mod engine_thread;
 mod error;
 mod event;
 mod lazy_model;
@@ -26,9 +28,9 @@ mod sequence;
 mod shield;
 #[cfg(test)]
 mod tests;
-mod thread;
 
 pub use clock::{Clock, WallClock};
+pub use engine::{Engine, ResponseStream};
 pub use engine_core::{EngineConfig, EngineCore, StepOutcome};
 pub use error::EngineError;
 pub use event::{Event, Failure, Outcome};
@@ -36,4 +38,3 @@ pub use loaded_model::RequestStatus;
 pub use pipeline::{Pipeline, PipelineEvent, PipelineStream, PromptEncoder, Router, Stage};
 pub use request::Request;
 pub use sequence::RequestId;
-pub use thread::{Engine, ResponseStream};

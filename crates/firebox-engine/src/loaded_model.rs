@@ -455,7 +455,7 @@ impl LoadedModel {
         let waiting = self.waiting.values().map(|(sequence, _)| sequence);
         let active = self.batch.sequences().chain(waiting).filter(|one| !one.held || one.cancelled);
         let highest = active.map(|one| (one.priority, one.output().count() == 0)).max();
-        let urgency = highest.map(|(priority, awaited)| Urgency { priority, awaited });
+        let urgency = highest.map(|(priority, awaits_first_token)| Urgency { priority, awaits_first_token });
         if std::mem::replace(&mut self.urgency, urgency) != urgency {
             residency.set_urgency(urgency);
         }

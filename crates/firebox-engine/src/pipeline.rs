@@ -11,10 +11,10 @@ use firebox_runtime::{GenerationConfig, RuntimeError};
 use firebox_schedule::Priority;
 use futures_core::Stream;
 
+use crate::engine::{Engine, ResponseStream};
 use crate::error::EngineError;
 use crate::event::Event;
 use crate::request::Request;
-use crate::thread::{Engine, ResponseStream};
 
 /// Chooses which stage of a pipeline answers.
 pub trait Router: Send {

@@ -66,8 +66,8 @@ impl SwapTimings {
 
         own(&mut session)?;
         let files = files()?;
-        if let Some(rack) = model.heads() {
-            rack.evict(name);
+        if let Some(head_pool) = model.heads() {
+            head_pool.evict(name);
         }
         files.release().map_err(RuntimeError::from)?;
         let began = Instant::now();

@@ -16,7 +16,7 @@ fn the_fuzzing_corpus() {
     let grammars = std::fs::read_dir(folder).unwrap();
     let translated = grammars
         .filter(|grammar| {
-            firebox_testing::gbnf::check(
+            firebox_testing::checks::gbnf::check(
                 &std::fs::read(grammar.as_ref().unwrap().path()).unwrap(),
                 gbnf::to_lark,
             )

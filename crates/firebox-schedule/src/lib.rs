@@ -15,6 +15,7 @@
 //! [`simulation`] runs all of this, with the real governor, through a day on a simulated device.
 
 mod admission;
+mod choice;
 mod config;
 mod counters;
 mod error;
@@ -28,14 +29,16 @@ mod task;
 mod task_progress;
 
 pub use admission::{AdmissionConfig, Change, Place, Queue, Ticket};
+pub use choice::{Choice, Readiness};
 pub use config::ScheduleConfig;
 pub use counters::{ClassCounters, ScheduleCounters, ScheduleEvent};
 pub use error::ScheduleError;
 pub use firebox_memory::Priority;
+pub use model_queue::ModelId;
 pub use next_model::NextModel;
 pub use scheduler::Scheduler;
 pub use succession::Succession;
-pub use task::{Choice, ModelId, Readiness, Task, TaskId};
+pub use task::{Task, TaskId};
 
 #[cfg(any(test, feature = "fuzzing"))]
 mod actions;

@@ -4,8 +4,14 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use serde::Serialize;
+
 use super::task_progress::TaskProgress;
 use super::{Priority, TaskId};
+
+/// A model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+pub struct ModelId(pub(crate) u32);
 
 /// The weight of a new step in the average step time.
 const STEP_WEIGHT: f64 = 0.25;

@@ -1,13 +1,9 @@
-//! Tasks, and the choices of a scheduler.
+//! The demands of one request: its priority, pace and deadline.
 
 use std::time::Duration;
 
 use firebox_memory::Priority;
 use serde::{Deserialize, Serialize};
-
-/// A model.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
-pub struct ModelId(pub(crate) u32);
 
 /// A request to a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
@@ -30,32 +26,4 @@ impl Task {
     pub fn new(priority: Priority) -> Self {
         Self { priority, ..Self::default() }
     }
-}
-
-/// What a model can do now.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Readiness {
-    /// Run its next layer.
-    Ready,
-    /// Wait for its next layer, which is not in memory.
-    Waiting,
-    /// Nothing.
-    Idle,
-}
-
-/// The choice of a scheduler.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Choice {
-    /// A model runs.
-    Run {
-        /// The model.
-        model: ModelId,
-        /// The end of its quantum.
-        until: Duration,
-    },
-    /// Nothing is ready.
-    Wait {
-        /// The next deadline of a model whose layer is not in memory, if any.
-        until: Option<Duration>,
-    },
 }

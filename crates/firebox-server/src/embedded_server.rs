@@ -58,8 +58,8 @@ impl EmbeddedServer {
 
     /// Creates an engine for models with options of their own, some of which may be opened on first use.
     pub fn with_models(config: ServerConfig, models: Vec<ModelSpec>) -> Result<Self, ServerError> {
-        let AdmissionConfig { most_running, most_waiting, .. } = config.host.admission;
-        let (engine, telemetry) = (Engine::start(config.host)?, Telemetry::default());
+        let AdmissionConfig { most_running, most_waiting, .. } = config.engine.admission;
+        let (engine, telemetry) = (Engine::start(config.engine)?, Telemetry::default());
         if let Some(memory) = &config.memory {
             telemetry.watch_budget(SHARED_BUDGET, memory);
         }
@@ -151,7 +151,7 @@ mod tests {
         let answered = bodies
             .filter(|body| {
                 let body = std::fs::read(body.as_ref().unwrap().path()).unwrap();
-                firebox_testing::http_body::check(&program, &runtime, &body)
+                firebox_testing::checks::http_body::check(&program, &runtime, &body)
             })
             .count();
         assert!(answered > 0);

@@ -14,7 +14,9 @@ use axum::response::Response;
 use axum::routing;
 use firebox_engine::RequestStatus;
 use firebox_model::StreamedWeights;
-use firebox_runtime::telemetry::{Counter, Distribution, Drawn, Gauge, Histogram, Kind, ModelSnapshot};
+use firebox_runtime::telemetry::{
+    Counter, Distribution, Gauge, Histogram, Kind, ModelSnapshot, TimelineEvent,
+};
 use firebox_runtime::{Account, device};
 use firebox_store::SegmentId;
 use futures_core::Stream;
@@ -105,10 +107,10 @@ impl Stream for SnapshotStream {
 /// snapshot of a watcher includes what does not change.
 fn snapshot(app: &App, from: u64, is_first: bool) -> Result<(Value, u64), ApiError> {
     let timeline = app.telemetry.timeline();
-    let (drawn, next) = timeline.since(from, is_shown);
-    let mut drawn = merge_decode_passes(drawn);
-    if is_first && drawn.len() > FIRST_SNAPSHOT_EVENTS {
-        drawn.drain(..drawn.len() - FIRST_SNAPSHOT_EVENTS);
+    let (events, next) = timeline.since(from, is_shown);
+    let mut events = merge_decode_passes(events);
+    if is_first && events.len() > FIRST_SNAPSHOT_EVENTS {
+        events.drain(..events.len() - FIRST_SNAPSHOT_EVENTS);
     }
     let snapshot = app.telemetry.snapshot();
     let (requests, schedule) = app.engine.with_core(|core| (core.requests(), core.counters().clone()))?;
@@ -134,7 +136,7 @@ fn snapshot(app: &App, from: u64, is_first: bool) -> Result<(Value, u64), ApiErr
         "sessions": app.sessions.count(),
         "timeline": {
             "now_us": timeline.now().map(|now| now / 1000),
-            "events": drawn.iter().map(event).collect::<Vec<_>>(),
+            "events": events.iter().map(event_value).collect::<Vec<_>>(),
         },
     });
     Ok((value, next))
@@ -149,9 +151,9 @@ fn is_shown(kind: Kind) -> bool {
 }
 
 /// Merges decode passes that follow each other closely: there may be thousands a second.
-fn merge_decode_passes(drawn: Vec<Drawn>) -> Vec<Drawn> {
-    let mut joined: Vec<Drawn> = Vec::with_capacity(drawn.len());
-    for event in drawn {
+fn merge_decode_passes(events: Vec<TimelineEvent>) -> Vec<TimelineEvent> {
+    let mut joined: Vec<TimelineEvent> = Vec::with_capacity(events.len());
+    for event in events {
         let end = event.at + event.took;
         match joined.last_mut() {
             Some(last)
@@ -170,20 +172,20 @@ fn merge_decode_passes(drawn: Vec<Drawn>) -> Vec<Drawn> {
     joined
 }
 
-fn event(drawn: &Drawn) -> Value {
-    let numbers: serde_json::Map<String, Value> = drawn
+fn event_value(event: &TimelineEvent) -> Value {
+    let numbers: serde_json::Map<String, Value> = event
         .kind
         .numbers()
         .iter()
-        .zip(drawn.numbers)
+        .zip(event.numbers)
         .map(|(name, number)| ((*name).to_owned(), number.into()))
         .collect();
     json!({
-        "kind": drawn.kind.name(),
-        "category": drawn.kind.category(),
-        "model": drawn.model,
-        "at_us": drawn.at / 1000,
-        "took_us": drawn.took / 1000,
+        "kind": event.kind.name(),
+        "category": event.kind.category(),
+        "model": event.model,
+        "at_us": event.at / 1000,
+        "took_us": event.took / 1000,
         "numbers": numbers,
     })
 }
@@ -320,22 +322,22 @@ mod tests {
 
     #[test]
     fn close_decode_passes_are_merged() {
-        let drawn = |kind, model: &str, at: u64, took: u64| Drawn {
+        let event = |kind, model: &str, at: u64, took: u64| TimelineEvent {
             kind,
             model: model.into(),
             at: at * 1_000_000,
             took: took * 1_000_000,
             numbers: [1, 1],
         };
-        let steps = (0..30).map(|at| drawn(Kind::Decode, "a", at * 4, 3));
-        let receiver = merge_decode_passes(
-            steps.chain([drawn(Kind::Decode, "b", 119, 1), drawn(Kind::Prefill, "b", 120, 1)]).collect(),
+        let steps = (0..30).map(|at| event(Kind::Decode, "a", at * 4, 3));
+        let merged = merge_decode_passes(
+            steps.chain([event(Kind::Decode, "b", 119, 1), event(Kind::Prefill, "b", 120, 1)]).collect(),
         );
-        let rows: u64 = receiver.iter().map(|event| event.numbers[1]).sum();
-        assert_eq!((receiver.len(), rows), (3 + 2, 32), "{receiver:?}");
-        assert!(receiver.iter().all(|event| event.took <= MAX_MERGED_NS));
+        let rows: u64 = merged.iter().map(|event| event.numbers[1]).sum();
+        assert_eq!((merged.len(), rows), (3 + 2, 32), "{merged:?}");
+        assert!(merged.iter().all(|event| event.took <= MAX_MERGED_NS));
         assert_eq!(
-            merge_decode_passes(vec![drawn(Kind::Decode, "a", 0, 1), drawn(Kind::Decode, "a", 9, 1)]).len(),
+            merge_decode_passes(vec![event(Kind::Decode, "a", 0, 1), event(Kind::Decode, "a", 9, 1)]).len(),
             2
         );
     }

@@ -50,21 +50,21 @@ pub(crate) async fn load(
     let served = app.catalog.find(fields.string("model")?).await?.served;
     let name = fields.required_string("head")?.to_owned();
     let loads = fields.boolean("loaded")?.unwrap_or(true);
-    let known = |rack: &HeadPool| rack.names().contains(&name);
+    let known = |head_pool: &HeadPool| head_pool.names().contains(&name);
     if !served.model.heads().is_some_and(known) {
         return Err(ApiError::not_found(format!("{} has no head {name:?}", served.name)));
     }
     blocking(move || {
-        let Some(rack) = served.model.heads() else {
+        let Some(head_pool) = served.model.heads() else {
             return Err(ApiError::not_found("the model has no heads"));
         };
         if loads {
             // A head that is acquired once stays in memory.
-            if let Some(reason) = rack.acquire(&name).fallback_reason {
+            if let Some(reason) = head_pool.acquire(&name).fallback_reason {
                 return Err(ApiError::from(&*reason).with_head_field());
             }
         } else {
-            rack.evict(&name);
+            head_pool.evict(&name);
         }
         let found = entries_of(&served).into_iter().find(|head| head["head"] == *name);
         found.map(Json).ok_or_else(|| ApiError::not_found(format!("head {name:?} was removed meanwhile")))
@@ -74,7 +74,7 @@ pub(crate) async fn load(
 
 /// Returns the heads of a model.
 pub(crate) fn entries_of(served: &ServedModel) -> Vec<Value> {
-    let Some(rack) = served.model.heads() else { return Vec::new() };
+    let Some(head_pool) = served.model.heads() else { return Vec::new() };
     let value = |(name, state): (String, HeadState)| {
         let (state, reason) = match state {
             HeadState::Active => ("active", None),
@@ -90,8 +90,8 @@ pub(crate) fn entries_of(served: &ServedModel) -> Vec<Value> {
             "head": name,
             "state": state,
             "reason": reason,
-            "bytes": rack.bytes_of(&name).ok(),
+            "bytes": head_pool.bytes_of(&name).ok(),
         })
     };
-    rack.states().into_iter().map(value).collect()
+    head_pool.states().into_iter().map(value).collect()
 }

@@ -21,7 +21,7 @@ pub struct ServerConfig {
     /// Other origins and host names that browsers may use.
     pub allowed_origins: AllowedOrigins,
     /// Limits of running and waiting requests.
-    pub host: EngineConfig,
+    pub engine: EngineConfig,
     /// The memory budget that models share, for reporting.
     pub memory: Option<Budget>,
     /// Names for which a router chooses the model.
@@ -46,7 +46,7 @@ impl Default for ServerConfig {
             address: SocketAddr::from(([127, 0, 0, 1], 8080)),
             keys: ApiKeys::default(),
             allowed_origins: AllowedOrigins::default(),
-            host: EngineConfig::default(),
+            engine: EngineConfig::default(),
             memory: None,
             pipelines: Vec::new(),
             sessions: SessionsConfig::default(),

@@ -169,7 +169,7 @@ fn sessions_are_private_to_their_key() {
     two.ask("POST", "/v1/sessions", &json!({"restore": "mine"})).fails_saying(404, "no saved session");
     Talker::of(&server, "three").ask("GET", &session, &Value::Null).text(401);
     assert_eq!(one.turns(&session).len(), 2, "the session is unchanged");
-    // SessionFile sessions of different keys may have the same name.
+    // Saved sessions of different keys may have the same name.
     let other = two.begin(json!({}));
     two.post(&format!("{other}/save"), json!({"name": "mine"}));
     for (wish, field) in [

@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
-use crate::catalog::{Place, Span, TensorInfo};
 use crate::encoding::{Dtype, Encoding};
 use crate::error::{Fault, StoreError};
 use crate::excerpt::Shape;
@@ -12,6 +11,7 @@ use crate::manifest::{MANIFEST, Manifest, ManifestSegment, PADDING, SCALES};
 use crate::mapping::Mapping;
 use crate::parts::{Parts, SourceKind};
 use crate::safetensors::{Entry, Header};
+use crate::tensor_index::{Place, Span, TensorInfo};
 use crate::text::TextAssets;
 
 pub(crate) fn is_bundle(path: &Path) -> bool {

@@ -6,12 +6,12 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use crate::catalog::{Catalog, Place, Span, TensorInfo};
 use crate::encoding::Quantization;
 use crate::error::StoreError;
 use crate::mapping::Mapping;
 use crate::parts::{Parts, SourceKind};
 use crate::segment::{Segment, SegmentId};
+use crate::tensor_index::{Place, Span, TensorIndex, TensorInfo};
 use crate::text::TextAssets;
 use crate::weight::Weight;
 use crate::{bundle, gguf, huggingface};
@@ -24,7 +24,7 @@ const FINGERPRINT_SAMPLES: usize = 4;
 struct Inner {
     source: SourceKind,
     config: Value,
-    catalog: Catalog,
+    index: TensorIndex,
     quantization: Option<Quantization>,
     hashes: BTreeMap<SegmentId, String>,
 }
@@ -43,7 +43,7 @@ impl std::fmt::Debug for Checkpoint {
         f.debug_struct("Checkpoint")
             .field("path", &self.path())
             .field("source", &self.source())
-            .field("tensors", &self.inner.catalog.tensors().len())
+            .field("tensors", &self.inner.index.tensors().len())
             .finish()
     }
 }
@@ -63,14 +63,14 @@ impl Checkpoint {
 
     pub(crate) fn new(parts: Parts) -> Result<Self, StoreError> {
         let Parts { path, source, config, text, files, tensors, quantization, hashes } = parts;
-        let catalog = Catalog::new(path, files, tensors)?;
-        let inner = Inner { source, config, catalog, quantization, hashes };
+        let index = TensorIndex::new(path, files, tensors)?;
+        let inner = Inner { source, config, index, quantization, hashes };
         Ok(Self { inner: Arc::new(inner), text: Arc::new(text) })
     }
 
     /// The path it was opened from.
     pub fn path(&self) -> &Path {
-        self.inner.catalog.path()
+        self.inner.index.path()
     }
 
     /// The format it was opened from.
@@ -88,24 +88,24 @@ impl Checkpoint {
 
     /// Every tensor, in the order of a forward pass and by name within a segment.
     pub fn tensors(&self) -> impl Iterator<Item = &TensorInfo> {
-        self.inner.catalog.infos()
+        self.inner.index.infos()
     }
 
     /// The tensor of that name.
     pub fn info(&self, name: &str) -> Option<&TensorInfo> {
-        self.inner.catalog.info(name)
+        self.inner.index.info(name)
     }
 
     /// A tensor's bytes as stored: a slice of the mapping, read from disk when touched.
     pub fn weight(&self, name: &str) -> Result<Weight, StoreError> {
-        self.inner.catalog.weight(name)
+        self.inner.index.weight(name)
     }
 
     /// The segments of the model, in the order of a forward pass.
     pub fn segments(&self) -> Vec<Segment> {
-        let Inner { catalog, hashes, .. } = &*self.inner;
+        let Inner { index, hashes, .. } = &*self.inner;
         let mut segments: Vec<Segment> = Vec::new();
-        for (info, place) in catalog.tensors() {
+        for (info, place) in index.tensors() {
             if segments.last().is_none_or(|segment| segment.id != info.segment) {
                 segments.push(Segment {
                     id: info.segment,
@@ -120,7 +120,7 @@ impl Checkpoint {
             segment.tensors.push(info.name.clone());
             segment.bytes += info.bytes;
             for span in place.spans() {
-                let path = catalog.file(span).path();
+                let path = index.file(span).path();
                 if !segment.files.iter().any(|known| known == path) {
                     segment.files.push(path.to_owned());
                 }
@@ -137,7 +137,7 @@ impl Checkpoint {
     /// Drops its files from memory, and from the page cache unless another process has them mapped. Later accesses read from
     /// the disk again.
     pub fn evict(&self) -> Result<(), StoreError> {
-        self.inner.catalog.files().iter().try_for_each(Mapping::evict)
+        self.inner.index.files().iter().try_for_each(Mapping::evict)
     }
 
     /// The same model without the source of its tokenizer, which takes tens of megabytes and is not needed once the tokenizer
@@ -180,10 +180,10 @@ impl Checkpoint {
         if let Some(hash) = self.trunk_hash(layers) {
             return Ok(hash);
         }
-        let Inner { config, catalog, .. } = &*self.inner;
+        let Inner { config, index, .. } = &*self.inner;
         let mut hasher = blake3::Hasher::new();
         hasher.update(sorted(config).as_bytes());
-        for (info, place) in catalog.tensors().iter().filter(|(info, _)| info.segment.in_trunk(layers)) {
+        for (info, place) in index.tensors().iter().filter(|(info, _)| info.segment.in_trunk(layers)) {
             hasher.update(format!("\n{:?} {:?} {}\n", info.name, info.shape, info.encoding).as_bytes());
             for span in place.spans() {
                 let last = span.len.saturating_sub(FINGERPRINT_SAMPLE_BYTES);
@@ -252,7 +252,7 @@ impl Checkpoint {
         segment: SegmentId,
         mut act: impl FnMut(&Mapping, Span) -> Result<(), StoreError>,
     ) -> Result<(), StoreError> {
-        let tensors = self.inner.catalog.tensors().iter();
+        let tensors = self.inner.index.tensors().iter();
         for (_, place) in tensors.filter(|(info, _)| info.segment == segment) {
             for span in place.spans().filter(|span| span.len > 0) {
                 act(self.file(span), span)?;
@@ -262,15 +262,15 @@ impl Checkpoint {
     }
 
     pub(crate) fn entry(&self, name: &str) -> Result<&(TensorInfo, Place), StoreError> {
-        self.inner.catalog.entry(name)
+        self.inner.index.entry(name)
     }
 
     pub(crate) fn mapping(&self, file: usize) -> &Mapping {
-        &self.inner.catalog.files()[file]
+        &self.inner.index.files()[file]
     }
 
     pub(crate) fn file(&self, span: Span) -> &Mapping {
-        self.inner.catalog.file(span)
+        self.inner.index.file(span)
     }
 }
 

@@ -5,7 +5,6 @@ use std::path::Path;
 
 use serde::de::{IgnoredAny, MapAccess};
 
-use crate::catalog::{Place, Span, TensorInfo};
 use crate::encoding::Encoding;
 use crate::error::{Fault, StoreError};
 use crate::excerpt::Excerpt;
@@ -16,6 +15,7 @@ use crate::mapping::Mapping;
 use crate::parts::{Parts, SourceKind};
 use crate::safetensors::Header;
 use crate::segment::SegmentId;
+use crate::tensor_index::{Place, Span, TensorInfo};
 use crate::text::TextAssets;
 
 const SINGLE: &str = "model.safetensors";

@@ -19,10 +19,10 @@ use crate::manifest::{MANIFEST, Manifest, ManifestSegment};
 use crate::partial::{PartialFolder, sync_folder};
 use crate::parts::SourceKind;
 use crate::progress::Progress;
+use crate::safetensors_writer::TensorWriter;
 use crate::segment::SegmentId;
 use crate::segment_writer::{SegmentWriter, segment_ids};
 use crate::text::{CHAT_TEMPLATE, GGUF_VOCABULARY, TOOLS_TEMPLATE, TokenizerSource};
-use crate::writer::TensorWriter;
 
 /// Files that are copied into the bundle unchanged.
 const COPIED_FILES: [&str; 13] = [
@@ -85,7 +85,7 @@ pub fn import(
         quantization.check().map_err(|reason| StoreError::Quantize { tensor: "(all)".into(), reason })?;
     }
     let checkpoint = Checkpoint::open(source)?;
-    let heads_left = heads::installed(&checkpoint)?;
+    let heads_left = heads::installed_names(&checkpoint)?;
     let partial = PartialFolder::create(destination)?;
     let mut writer = SegmentWriter {
         checkpoint: &checkpoint,

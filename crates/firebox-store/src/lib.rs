@@ -71,7 +71,6 @@
 
 mod buffer;
 mod bundle;
-mod catalog;
 mod checkpoint;
 mod disk;
 mod encoding;
@@ -94,19 +93,19 @@ mod quantize;
 mod read_at;
 mod read_unit;
 pub mod safetensors;
+mod safetensors_writer;
 mod segment;
 mod segment_writer;
 mod stream;
 mod tensor_file;
+mod tensor_index;
 mod text;
 mod tile;
 mod trunk;
 mod verify;
 mod weight;
-mod writer;
 
 pub use buffer::{BufferPool, DetachFlag};
-pub use catalog::TensorInfo;
 pub use checkpoint::Checkpoint;
 pub use disk::{read_rate, sample_units};
 pub use encoding::{Bits, BlockType, Dtype, Encoding, Q4_CHUNK, Quantization, TILE_ROWS};
@@ -127,6 +126,7 @@ pub use segment::{Segment, SegmentId};
 pub use stream::check_stream_events;
 pub use stream::{ReadObserver, Requested, Stream, StreamConfig, StreamReport};
 pub use tensor_file::{FileTensor, NewTensor, NewTensorFile, TensorFile};
+pub use tensor_index::TensorInfo;
 pub use text::{TextAssets, TokenizerSource};
 pub use trunk::trunk_hash;
 pub use verify::{VerifyReport, verify};

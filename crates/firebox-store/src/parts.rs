@@ -5,10 +5,10 @@ use std::path::PathBuf;
 
 use serde_json::Value;
 
-use crate::catalog::{Place, TensorInfo};
 use crate::encoding::Quantization;
 use crate::mapping::Mapping;
 use crate::segment::SegmentId;
+use crate::tensor_index::{Place, TensorInfo};
 use crate::text::TextAssets;
 
 /// The format a checkpoint was opened from.

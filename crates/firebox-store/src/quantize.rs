@@ -3,12 +3,12 @@
 use bytes::Bytes;
 use half::{bf16, f16};
 
-use crate::catalog::TensorInfo;
 use crate::encoding::{Bits, Dtype, Encoding, Q4_CHUNK, Quantization, TILE_ROWS, TILE_WORD, element_count};
 use crate::error::StoreError;
 use crate::excerpt::Shape;
 use crate::mapping::aligned_copy;
 use crate::segment::SegmentId;
+use crate::tensor_index::TensorInfo;
 use crate::tile::{self, SCALE};
 use crate::weight::Weight;
 

@@ -7,13 +7,13 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use crate::buffer::DetachFlag;
-use crate::catalog::{Span, TensorInfo};
 use crate::checkpoint::Checkpoint;
 use crate::encoding::{Encoding, TILE_ROWS, TILE_WORD};
 use crate::error::StoreError;
 use crate::mapping::aligned_copy;
 use crate::memory::{allocate, resident_size, trim};
 use crate::read_at::{BLOCK, ReadAt};
+use crate::tensor_index::{Span, TensorInfo};
 use crate::tile::{self, SCALE};
 use crate::weight::Weight;
 

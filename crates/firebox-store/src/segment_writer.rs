@@ -7,7 +7,6 @@ use std::fs;
 use std::io::{Read, Seek, Write};
 use std::path::PathBuf;
 
-use crate::catalog::{Place, Span, TensorInfo};
 use crate::checkpoint::Checkpoint;
 use crate::encoding::{Encoding, Quantization, TILE_ROWS};
 use crate::error::StoreError;
@@ -16,9 +15,10 @@ use crate::files::File;
 use crate::manifest::{ManifestSegment, ManifestTensor, file_of};
 use crate::progress::Progress;
 use crate::quantize::{is_quantized, quantize_tiles};
+use crate::safetensors_writer::{FileLayout, TensorWriter};
 use crate::segment::SegmentId;
+use crate::tensor_index::{Place, Span, TensorInfo};
 use crate::weight::decode;
-use crate::writer::{FileLayout, TensorWriter};
 
 /// Bytes of a tensor in memory at a time: large enough to stream from a disk, small beside any model.
 const COPY_BUFFER_BYTES: usize = 4 << 20;

@@ -11,7 +11,7 @@ use crate::excerpt::{Excerpt, Shape};
 use crate::mapping::Mapping;
 use crate::partial::PartialFile;
 use crate::safetensors::{Entry, Header};
-use crate::writer::{FileLayout, TensorWriter};
+use crate::safetensors_writer::{FileLayout, TensorWriter};
 
 /// The last tensor: the hash of everything before it. It is stored at the end, not in the header, so that the file can be
 /// written in one pass.

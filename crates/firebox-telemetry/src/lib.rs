@@ -20,7 +20,7 @@ pub use names::{Counter, Gauge, Histogram, Kind, Unit};
 pub use prometheus::{CONTENT_TYPE, render, render_counter};
 pub use recording::Track;
 pub use snapshot::{BudgetSnapshot, MeterSnapshot, ModelSnapshot, ProcessSnapshot, Snapshot};
-pub use timeline::{Drawn, TIMELINE_EVENTS, Timeline};
+pub use timeline::{TIMELINE_EVENTS, Timeline, TimelineEvent};
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -51,7 +51,7 @@ struct State {
 
 /// An event, for clients that poll the timeline.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Drawn {
+pub struct TimelineEvent {
     /// Its kind.
     pub kind: Kind,
     /// Its model.
@@ -110,21 +110,21 @@ impl Timeline {
 
     /// Returns the recorded events since position `from` whose kind is wanted, and the position for the next call. Position 0
     /// is the start of the timeline.
-    pub fn since(&self, from: u64, wanted: impl Fn(Kind) -> bool) -> (Vec<Drawn>, u64) {
+    pub fn since(&self, from: u64, wanted: impl Fn(Kind) -> bool) -> (Vec<TimelineEvent>, u64) {
         let state = self.state();
         let next = state.lost + state.events.len() as u64;
         // A position from before the last start returns all events.
         let from = if from > next { 0 } else { from };
         let known = usize::try_from(from.saturating_sub(state.lost)).unwrap_or(usize::MAX);
         let events = state.events.iter().skip(known).filter(|event| wanted(event.kind));
-        let drawn = events.map(|event| Drawn {
+        let found = events.map(|event| TimelineEvent {
             kind: event.kind,
             model: event.track.of(&state.tracks).to_owned(),
             at: event.at,
             took: event.took,
             numbers: event.numbers,
         });
-        (drawn.collect(), next)
+        (found.collect(), next)
     }
 
     /// Returns nanoseconds since the start; `None` if the timeline was never started.

@@ -1,9 +1,9 @@
 //! A small interface to the `tokenizers` crate.
 
-use crate::custom_model::{CustomModel, WordTokenizer as _};
 use crate::error::TextError;
 use crate::ranked_bpe::RankedBpe;
 use crate::scored_bpe::ScoredBpe;
+use crate::tokenizers_adapter::{CustomModel, WordTokenizer as _};
 use crate::vocabulary::Vocabulary;
 use std::any::Any;
 use std::cell::Cell;

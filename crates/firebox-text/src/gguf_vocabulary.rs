@@ -2,7 +2,6 @@
 
 use crate::backend::{Backend, Pipeline, catch_panics};
 use crate::charsmap;
-use crate::custom_model::CustomModel;
 use crate::decoding::{Decoding, SPACE_MARK, byte_token};
 use crate::error::TextError;
 use crate::parsed_vocabulary::{Frame, Parsed};
@@ -12,6 +11,7 @@ use crate::scored_bpe::ScoredBpe;
 use crate::special_tokens::SpecialTokens;
 use crate::token_table::{TokenEntry, TokenTable};
 use crate::tokenizer_json;
+use crate::tokenizers_adapter::CustomModel;
 use crate::vocabulary::Vocabulary;
 use firebox_store::GgufVocabulary;
 use std::collections::HashMap;

@@ -1,8 +1,8 @@
 //! BPE with a ranked list of merges: the pair that is first in the list merges first.
 
-use crate::custom_model::WordTokenizer;
 use crate::error::TextError;
 use crate::merging::{Merge, Symbols};
+use crate::tokenizers_adapter::WordTokenizer;
 use crate::vocabulary::Vocabulary;
 use hashbrown::HashMap;
 use std::sync::Arc;
@@ -147,7 +147,7 @@ impl WordTokenizer for RankedBpe {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::custom_model::CustomModel;
+    use crate::tokenizers_adapter::CustomModel;
     use proptest::prelude::*;
     use tokenizers::models::bpe::{BPE, Vocab};
     use tokenizers::{Model, Token};

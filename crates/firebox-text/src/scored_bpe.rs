@@ -1,8 +1,8 @@
 //! SentencePiece BPE: the pair whose token has the best score merges first.
 
-use crate::custom_model::WordTokenizer;
 use crate::error::TextError;
 use crate::merging::{Merge, Symbol, Symbols};
+use crate::tokenizers_adapter::WordTokenizer;
 use crate::vocabulary::Vocabulary;
 use std::sync::Arc;
 use tokenizers::Result;
@@ -93,7 +93,7 @@ impl WordTokenizer for ScoredBpe {
 #[cfg(test)]
 mod tests {
     use super::ScoredBpe;
-    use crate::custom_model::CustomModel;
+    use crate::tokenizers_adapter::CustomModel;
     use tokenizers::Model;
 
     fn model(vocabulary: &[(&str, f32)]) -> CustomModel<ScoredBpe> {

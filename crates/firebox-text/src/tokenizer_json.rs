@@ -1,7 +1,6 @@
 //! `tokenizer.json`, the format of the Hugging Face `tokenizers` crate.
 
 use crate::backend::{Backend, Pipeline, catch_panics};
-use crate::custom_model::{CustomModel, WordTokenizer as _};
 use crate::decoding::Decoding;
 use crate::error::TextError;
 use crate::parsed_vocabulary::Parsed;
@@ -9,6 +8,7 @@ use crate::ranked_bpe::{Options, RankedBpe};
 use crate::special_tokens::SpecialTokens;
 use crate::token_table::{TokenEntry, TokenTable};
 use crate::tokenizer_json_steps;
+use crate::tokenizers_adapter::{CustomModel, WordTokenizer as _};
 use crate::vocabulary::Vocabulary;
 use serde::de::{Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};

@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::Path;
 
-use firebox_testing::{calls, chat_template};
+use firebox_testing::checks::{chat_template, tool_calls};
 
 fn replay(target: &str, check: impl Fn(&[u8]) -> bool) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(target);
@@ -15,7 +15,7 @@ fn replay(target: &str, check: impl Fn(&[u8]) -> bool) {
 
 #[test]
 fn calls() {
-    replay("calls", calls::check);
+    replay("calls", tool_calls::check);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Tests of the tool call reader.
 #![allow(clippy::unwrap_used, reason = "a test that fails here should say so")]
 
-use firebox_testing::calls::{ALL, read, tools};
+use firebox_testing::checks::tool_calls::{ALL, read, tools};
 use firebox_text::{AnswerPart, CallReader, CallSyntax};
 use proptest::prelude::*;
 use serde_json::{Value, json};

@@ -9,10 +9,10 @@ use crate::boundary::{BoundaryCache, BoundaryKey, Stored};
 use crate::error::TrainError;
 use crate::examples::Examples;
 use crate::format::Sample;
-use crate::lesson::{Goal, Lesson};
 use crate::network::Source;
 use crate::packed::Packed;
 use crate::packing::shuffled;
+use crate::training_batch::{Goal, TrainingBatch};
 
 /// One of the things to learn: samples, each of whose targets is to come of the token before it.
 #[derive(Debug)]
@@ -55,7 +55,11 @@ pub fn boundary_states(
 }
 
 impl Subject {
-    fn lesson(&self, samples: &[(usize, Sample)], device: &Device) -> Result<Lesson, TrainError> {
+    fn training_batch(
+        &self,
+        samples: &[(usize, Sample)],
+        device: &Device,
+    ) -> Result<TrainingBatch, TrainError> {
         let (mut tokens, mut lengths) = (Vec::new(), Vec::with_capacity(samples.len()));
         let (mut rows, mut targets) = (Vec::new(), Vec::new());
         for (_, sample) in samples {
@@ -78,7 +82,7 @@ impl Subject {
             None => Fed::Tokens(tokens),
         };
         let weights = vec![1.0; rows.len()];
-        Ok(Lesson { fed, lengths, rows, weights, goal: Goal::Tokens(targets) })
+        Ok(TrainingBatch { fed, lengths, rows, weights, goal: Goal::Tokens(targets) })
     }
 }
 
@@ -89,7 +93,7 @@ fn rows_of(states: Vec<f32>, rows: usize, device: &Device) -> Tensor<2> {
 
 /// Batches of one subject or the other, in shuffled order.
 #[derive(Debug)]
-pub struct Lessons {
+pub struct TrainingData {
     subjects: Vec<Subject>,
     seed: u64,
     device: Device,
@@ -97,7 +101,7 @@ pub struct Lessons {
     order: Option<(u64, Vec<(usize, usize)>)>,
 }
 
-impl Lessons {
+impl TrainingData {
     /// Batches of all subjects.
     pub fn new(subjects: Vec<Subject>, seed: u64, device: &Device) -> Self {
         Self { subjects, seed, device: device.clone().without_autodiff(), order: None }
@@ -115,31 +119,31 @@ impl Lessons {
     }
 }
 
-impl Source for Lessons {
-    type Batch = Lesson;
+impl Source for TrainingData {
+    type Batch = TrainingBatch;
 
     fn len(&mut self, epoch: u64) -> usize {
         self.order(epoch).len()
     }
 
-    fn batch(&mut self, epoch: u64, index: usize) -> Result<Lesson, TrainError> {
+    fn batch(&mut self, epoch: u64, index: usize) -> Result<TrainingBatch, TrainError> {
         let (subject, batch) = self.order(epoch)[index];
         let subject = &mut self.subjects[subject];
         let samples = subject.samples.batch(epoch, batch)?;
-        subject.lesson(&samples, &self.device)
+        subject.training_batch(&samples, &self.device)
     }
 
     fn held_out_len(&self) -> usize {
         self.subjects.iter().map(|subject| subject.samples.held_out_len()).sum()
     }
 
-    fn held_out(&mut self, index: usize) -> Result<Lesson, TrainError> {
+    fn held_out(&mut self, index: usize) -> Result<TrainingBatch, TrainError> {
         let mut at = index;
         for subject in &mut self.subjects {
             let count = subject.samples.held_out_len();
             if at < count {
                 let samples = subject.samples.held_out(at)?;
-                return subject.lesson(&samples, &self.device);
+                return subject.training_batch(&samples, &self.device);
             }
             at -= count;
         }

@@ -8,11 +8,11 @@
 //! belongs. Names are made up from syllables and letters, so a model cannot learn them by heart and has to copy.
 
 mod conversation;
-mod course;
 mod draw;
 mod examination;
 mod fact;
 mod passage;
+mod phase_data;
 mod program;
 mod recipe;
 mod talk;

@@ -7,7 +7,7 @@ use burn::tensor::Tensor;
 
 use crate::error::TrainError;
 use crate::format::Sample;
-use crate::lesson::integers;
+use crate::training_batch::integers;
 
 /// The change of the loss when each layer is left out.
 #[derive(Debug, Clone, PartialEq)]

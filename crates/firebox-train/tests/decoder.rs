@@ -10,7 +10,7 @@ use std::sync::atomic::AtomicBool;
 use burn::tensor::{Tensor, TensorData};
 use firebox_model::{Decoder, Fed, HeadForm, Seeded, Tower};
 use firebox_store::{Checkpoint, Dtype};
-use firebox_train::{Goal, Lesson, Record, Run, Settings, Silent, Source, TrainError, train};
+use firebox_train::{Goal, Record, Run, Settings, Silent, Source, TrainError, TrainingBatch, train};
 use serde::Deserialize;
 
 use support::{device, fixture};
@@ -24,7 +24,7 @@ struct Expected {
 
 /// The settings and batches that both are trained with.
 #[derive(Deserialize)]
-struct Lessons {
+struct TrainingCase {
     settings: Settings,
     batches: Vec<Vec<Sequence>>,
 }
@@ -35,20 +35,20 @@ struct Sequence {
     learn: Vec<bool>,
 }
 
-struct Given(Vec<Lesson>);
+struct Given(Vec<TrainingBatch>);
 
 impl Source for Given {
-    type Batch = Lesson;
+    type Batch = TrainingBatch;
 
     fn len(&mut self, _: u64) -> usize {
         self.0.len()
     }
 
-    fn batch(&mut self, _: u64, index: usize) -> Result<Lesson, TrainError> {
+    fn batch(&mut self, _: u64, index: usize) -> Result<TrainingBatch, TrainError> {
         Ok(self.0[index].clone())
     }
 
-    fn held_out(&mut self, _: usize) -> Result<Lesson, TrainError> {
+    fn held_out(&mut self, _: usize) -> Result<TrainingBatch, TrainError> {
         unreachable!("nothing is held out")
     }
 }
@@ -57,8 +57,8 @@ fn read<T: for<'de> Deserialize<'de>>(name: &str) -> T {
     serde_json::from_str(&std::fs::read_to_string(fixture(name)).unwrap()).unwrap()
 }
 
-/// A batch as a lesson of tokens, or of what a trunk makes of them.
-fn lesson(batch: &[Sequence], trunk: Option<(&Decoder, usize)>) -> Lesson {
+/// A training batch of tokens, or of what a trunk makes of them.
+fn training_batch(batch: &[Sequence], trunk: Option<(&Decoder, usize)>) -> TrainingBatch {
     let (mut tokens, mut rows, mut targets) = (Vec::new(), Vec::new(), Vec::new());
     for sequence in batch {
         for at in (1..sequence.tokens.len()).filter(|&at| sequence.learn[at]) {
@@ -76,14 +76,14 @@ fn lesson(batch: &[Sequence], trunk: Option<(&Decoder, usize)>) -> Lesson {
     };
     let lengths = batch.iter().map(|sequence| sequence.tokens.len()).collect();
     let count = rows.len();
-    Lesson { fed, lengths, rows, weights: vec![1.0; count], goal: Goal::Tokens(targets) }
+    TrainingBatch { fed, lengths, rows, weights: vec![1.0; count], goal: Goal::Tokens(targets) }
 }
 
 /// Trains, and holds every loss, every norm and the weights in the end against PyTorch's.
-fn check(tower: Tower, expected: &Expected, settings: Settings, lessons: Vec<Lesson>) {
+fn check(tower: Tower, expected: &Expected, settings: Settings, training_batches: Vec<TrainingBatch>) {
     let folder = tempfile::tempdir().unwrap();
     let mut run = Run::create(folder.path().join("run"), settings).unwrap();
-    let mut source = Given(lessons);
+    let mut source = Given(training_batches);
     let trained = train(tower, &mut source, &mut run, &mut Silent, &AtomicBool::new(false)).unwrap();
     let metrics = std::fs::read_to_string(run.folder().join("metrics.jsonl")).unwrap();
     let records: Vec<Record> = metrics.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
@@ -109,17 +109,17 @@ fn check(tower: Tower, expected: &Expected, settings: Settings, lessons: Vec<Les
 
 #[test]
 fn a_whole_model_learns_what_pytorch_learns() {
-    let Lessons { settings, batches } = read("llama/expected.json");
+    let TrainingCase { settings, batches } = read("llama/expected.json");
     let checkpoint = Checkpoint::open(fixture("llama")).unwrap();
     let tower = Tower::whole(&checkpoint, &device()).unwrap();
-    let lessons = batches.iter().map(|batch| lesson(batch, None)).collect();
-    check(tower, &read("llama/expected.json"), settings, lessons);
+    let training_batches = batches.iter().map(|batch| training_batch(batch, None)).collect();
+    check(tower, &read("llama/expected.json"), settings, training_batches);
 }
 
 /// From what the trunk has left, so that the trunk never runs while the head learns.
 #[test]
 fn a_head_learns_what_pytorch_learns() {
-    let Lessons { settings, batches } = read("llama/expected.json");
+    let TrainingCase { settings, batches } = read("llama/expected.json");
     let checkpoint = Checkpoint::open(fixture("llama")).unwrap();
     let decoder = Decoder::load(&checkpoint, &device().without_autodiff()).unwrap();
     let split = decoder.layers() - 1;
@@ -128,8 +128,9 @@ fn a_head_learns_what_pytorch_learns() {
     let own = Unembedding(&checkpoint);
     let tower =
         Tower::head(&checkpoint, Some(&own), &HeadForm::Blocks, None, split, &device(), seeded).unwrap();
-    let lessons = batches.iter().map(|batch| lesson(batch, Some((&decoder, split)))).collect();
-    check(tower, &read("llama/expected-head.json"), settings, lessons);
+    let training_batches =
+        batches.iter().map(|batch| training_batch(batch, Some((&decoder, split)))).collect();
+    check(tower, &read("llama/expected-head.json"), settings, training_batches);
 }
 
 #[derive(Debug)]
@@ -179,9 +180,9 @@ fn what_the_trunk_has_left_saves_the_trunk() {
         use firebox_train::Network as _;
         let rows = (0..2048).collect();
         let (lengths, goal) = (lengths.clone(), targets.clone());
-        let lesson = Lesson { fed, lengths, rows, weights: vec![1.0; 2048], goal };
+        let training_batch = TrainingBatch { fed, lengths, rows, weights: vec![1.0; 2048], goal };
         let began = std::time::Instant::now();
-        let (loss, _) = tower.loss(&lesson).unwrap();
+        let (loss, _) = tower.loss(&training_batch).unwrap();
         let _ = loss.backward();
         began.elapsed().as_secs_f64()
     };

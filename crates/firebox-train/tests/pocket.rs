@@ -22,7 +22,7 @@ fn lessons(conversation: &Conversation) -> Vec<(Kind, String, &str)> {
     let mut lessons = Vec::new();
     for line in &conversation.messages {
         if line.role == Role::Assistant && line.weight != Some(0) {
-            let kind = *kinds.next().expect("a kind for every lesson");
+            let kind = *kinds.next().expect("a kind for every target");
             lessons.push((kind, said.clone(), line.content.as_str()));
         }
         said += &line.content;

@@ -8,7 +8,7 @@ use firebox_store::Checkpoint;
 
 use crate::child::{self, Task, TaskKind};
 use crate::figure::{Declared, Figures, times};
-use crate::measures::run::{Ran, Run};
+use crate::measures::run::{Run, RunResult};
 use crate::setup::{Setup, once};
 
 /// Makes GGUF files of a model, and measures them.
@@ -79,7 +79,7 @@ pub fn measure(setup: &Setup, figures: &mut Figures) -> anyhow::Result<()> {
             let figure = |what: &str| format!("foreign.{name}_{what}");
             figures.more(&figure("prompt"), ours.prefill, theirs.prefill)?;
             for (at, (_, words)) in BATCHES.into_iter().enumerate() {
-                let speed = |ran: &Ran| ran.decode.get(at).copied().context("a batch is missing");
+                let speed = |ran: &RunResult| ran.decode.get(at).copied().context("a batch is missing");
                 figures.more(&figure(words), speed(&ours)?, speed(&theirs)?)?;
             }
             figures.more(&figure("memory"), ours.peak as f64 / 1e6, theirs.peak as f64 / 1e6)?;
@@ -95,13 +95,13 @@ fn task(setup: &Setup, model: PathBuf) -> Run {
     Run { prompt, depth, batches, ..Run::short(model) }
 }
 
-fn run(setup: &Setup, model: PathBuf) -> anyhow::Result<Ran> {
+fn run(setup: &Setup, model: PathBuf) -> anyhow::Result<RunResult> {
     // Otherwise the first run would fill the page cache for the second.
     Checkpoint::open(&model)?.evict()?;
     child::asked(&Task::new(TaskKind::Run, &task(setup, model))?, None)
 }
 
-fn foreign(setup: &Setup, python: &Path, script: &Path, model: &Path) -> anyhow::Result<Ran> {
+fn foreign(setup: &Setup, python: &Path, script: &Path, model: &Path) -> anyhow::Result<RunResult> {
     Checkpoint::open(model)?.evict()?;
     let Run { prompt, depth, tokens, batches, .. } = task(setup, model.to_owned());
     let mut command = Command::new(python);

@@ -62,7 +62,7 @@ impl HeadTask {
         // Not the most it ever took: that is while the model is opened, without heads.
         let resident =
             resident_bytes().context("this system does not say how much memory a process takes")?;
-        Ok(HeadMemory { resident, heads: model.heads().map_or(0, |rack| rack.bytes()) })
+        Ok(HeadMemory { resident, heads: model.heads().map_or(0, |head_pool| head_pool.bytes()) })
     }
 
     fn session(&self) -> anyhow::Result<(Model, Session)> {
@@ -72,9 +72,9 @@ impl HeadTask {
             return Ok((model, session));
         };
         let model = model.with_heads(HeadPoolConfig::default())?;
-        if let Some(rack) = model.heads() {
-            rack.names().iter().for_each(|name| rack.prefetch(name));
-            rack.wait_until_idle();
+        if let Some(head_pool) = model.heads() {
+            head_pool.names().iter().for_each(|name| head_pool.prefetch(name));
+            head_pool.wait_until_idle();
         }
         let mut session = model.session()?;
         session.use_head(head).fallback_reason.map_or(Ok(()), Err)?;

@@ -1,16 +1,16 @@
 //! The measures. Each runs in a process of its own, so that its memory peak is its own.
 
+mod concurrency;
 mod foreign;
 pub mod heads;
 pub mod models;
 mod prompt;
 mod published;
-mod requests;
+pub mod residency_sweep;
 pub mod run;
 mod short_memory;
 mod streaming;
 mod streams;
-pub mod sweep;
 
 use crate::figure::{Declared, Figures};
 use crate::setup::Setup;
@@ -35,8 +35,8 @@ pub const ALL: &[Measure] = &[
     Measure {
         name: "requests",
         says: "many requests of one model",
-        figures: requests::FIGURES,
-        run: requests::measure,
+        figures: concurrency::FIGURES,
+        run: concurrency::measure,
     },
     Measure {
         name: "prompt",
@@ -60,8 +60,8 @@ pub const ALL: &[Measure] = &[
     Measure {
         name: "sweep",
         says: "speed by how many layers are kept, foretold and measured",
-        figures: sweep::FIGURES,
-        run: sweep::measure,
+        figures: residency_sweep::FIGURES,
+        run: residency_sweep::measure,
     },
     Measure {
         name: "published",

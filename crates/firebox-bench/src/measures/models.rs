@@ -59,7 +59,7 @@ pub enum Way {
     Preload,
     /// Interleaved, from nothing.
     Cold,
-    /// Interleaved, by a core that stands.
+    /// Interleaved, with the models opened before the requests.
     Standing,
 }
 
@@ -75,7 +75,7 @@ pub struct Trial {
 
 /// The results of one way of running the models; times are in seconds.
 #[derive(Debug, Default, Serialize, Deserialize)]
-pub struct Ran {
+pub struct RunResult {
     opening: f64,
     /// Until the specialist's first token.
     first: f64,
@@ -86,7 +86,7 @@ pub struct Ran {
     peak: u64,
 }
 
-impl Ran {
+impl RunResult {
     fn speed(&self) -> f64 {
         self.tokens as f64 / self.all
     }
@@ -148,7 +148,7 @@ fn made(setup: &Setup, megabytes: usize) -> anyhow::Result<PathBuf> {
 
 impl Trial {
     /// Runs the trial in a process of its own, with nothing in the page cache.
-    fn measured(self) -> anyhow::Result<Ran> {
+    fn measured(self) -> anyhow::Result<RunResult> {
         for (name, ..) in MODELS {
             Checkpoint::open(self.folder.join(name))?.evict()?;
         }
@@ -156,7 +156,7 @@ impl Trial {
     }
 
     /// Runs the trial in this process.
-    pub fn run(&self) -> anyhow::Result<Ran> {
+    pub fn run(&self) -> anyhow::Result<RunResult> {
         let began = Instant::now();
         let ran = match self.way {
             Way::Mapped => self.in_turn(began, mapped)?,
@@ -167,14 +167,14 @@ impl Trial {
                     core.add(name, mapped(&self.folder.join(name))?)?;
                 }
                 let opening = began.elapsed().as_secs_f64();
-                Ran { opening, ..self.asked(core, Instant::now())? }
+                RunResult { opening, ..self.asked(core, Instant::now())? }
             }
             Way::Cold => self.interleaved(began, false)?,
             Way::Standing => self.interleaved(began, true)?,
         };
         let peak =
             peak_resident_bytes().context("this system does not say how much memory a process took")?;
-        Ok(Ran { peak, tokens: self.answers().map(|(_, tokens)| tokens).sum(), ..ran })
+        Ok(RunResult { peak, tokens: self.answers().map(|(_, tokens)| tokens).sum(), ..ran })
     }
 
     /// Who is asked, and how many tokens each says.
@@ -182,7 +182,11 @@ impl Trial {
         MODELS.into_iter().map(|(name, .., tokens)| (name, tokens.min(self.most_tokens)))
     }
 
-    fn in_turn(&self, began: Instant, load: impl Fn(&Path) -> anyhow::Result<Model>) -> anyhow::Result<Ran> {
+    fn in_turn(
+        &self,
+        began: Instant,
+        load: impl Fn(&Path) -> anyhow::Result<Model>,
+    ) -> anyhow::Result<RunResult> {
         let (mut said, mut first, mut opening) = (Vec::new(), Duration::ZERO, Duration::ZERO);
         for (name, tokens) in self.answers() {
             let since = Instant::now();
@@ -199,16 +203,16 @@ impl Trial {
             }
             said.push(generation.finish()?.tokens);
         }
-        Ok(Ran {
+        Ok(RunResult {
             opening: opening.as_secs_f64(),
             first: first.as_secs_f64(),
             all: began.elapsed().as_secs_f64(),
             said: digest(&said),
-            ..Ran::default()
+            ..RunResult::default()
         })
     }
 
-    fn interleaved(&self, began: Instant, stands: bool) -> anyhow::Result<Ran> {
+    fn interleaved(&self, began: Instant, stands: bool) -> anyhow::Result<RunResult> {
         let mut core = core()?;
         let shared = SharedBudget::new(self.budget)?;
         // As long as the answers are.
@@ -229,11 +233,11 @@ impl Trial {
         let ran = self.asked(core, if stands { Instant::now() } else { began })?;
         let held = shared.budget().most_held();
         ensure!(held <= self.budget, "{held} bytes were charged to a budget of {}", self.budget);
-        Ok(Ran { opening, ..ran })
+        Ok(RunResult { opening, ..ran })
     }
 
     /// Asks all at once.
-    fn asked(&self, mut core: EngineCore, began: Instant) -> anyhow::Result<Ran> {
+    fn asked(&self, mut core: EngineCore, began: Instant) -> anyhow::Result<RunResult> {
         let clock = WallClock::default();
         let mut said = vec![Vec::new(); MODELS.len()];
         let mut asked = Vec::new();
@@ -267,11 +271,11 @@ impl Trial {
                 StepOutcome::Idle => break,
             }
         }
-        Ok(Ran {
+        Ok(RunResult {
             first: first.as_secs_f64(),
             all: began.elapsed().as_secs_f64(),
             said: digest(&said),
-            ..Ran::default()
+            ..RunResult::default()
         })
     }
 }

@@ -7,13 +7,13 @@ use firebox_engine::{Clock, EngineCore, RequestId, StepOutcome, WallClock};
 use firebox_runtime::{Model, device};
 
 use crate::figure::{Declared, Figures, compared, times};
-use crate::measures::requests::{PROMPT, RequestLog, TOKENS, core, quantile, request, submit};
+use crate::measures::concurrency::{PROMPT, RequestLog, TOKENS, core, quantile, request, submit};
 use crate::setup::Setup;
 
 /// The default number of prompt tokens, in usual and in quick runs.
 const LONG: (usize, usize) = (2048, 48);
 
-/// The first tokens of the first answer come from a core that finds its pace.
+/// Tokens at the start of the first answer during which the core finds its pace.
 const SETTLING: usize = 8;
 
 /// Answers that are measured without the prompt, at most: a long one takes half an hour, and as many again say no more.

@@ -17,22 +17,22 @@ pub const PLENTY: u64 = 1 << 40;
 /// One that every made model knows.
 const TOKEN: u32 = 100;
 
-/// Which layers are kept.
+/// The layers that are resident.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Kept {
+pub enum Resident {
     First,
     Last,
     Spread,
     Fastest,
 }
 
-impl From<Kept> for Placement {
-    fn from(kept: Kept) -> Self {
-        match kept {
-            Kept::First => Self::FirstN,
-            Kept::Last => Self::LastN,
-            Kept::Spread => Self::Interleaved,
-            Kept::Fastest => Self::Auto,
+impl From<Resident> for Placement {
+    fn from(resident: Resident) -> Self {
+        match resident {
+            Resident::First => Self::FirstN,
+            Resident::Last => Self::LastN,
+            Resident::Spread => Self::Interleaved,
+            Resident::Fastest => Self::Auto,
         }
     }
 }
@@ -43,8 +43,8 @@ pub struct Run {
     pub model: PathBuf,
     /// Bytes that the whole process may take; otherwise the model is mapped.
     pub memory: Option<u64>,
-    /// The number and choice of layers to keep in memory, instead of as many as fit.
-    pub layers: Option<(usize, Kept)>,
+    /// The number and choice of resident layers, instead of as many as fit.
+    pub layers: Option<(usize, Resident)>,
     pub prompt: usize,
     pub depth: usize,
     pub tokens: usize,
@@ -53,7 +53,7 @@ pub struct Run {
 
 /// The results of a run.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Ran {
+pub struct RunResult {
     /// Seconds from opening it to what follows a first token.
     pub first: f64,
     pub prefill: f64,
@@ -61,12 +61,12 @@ pub struct Ran {
     pub decode: Vec<f64>,
     pub peak: u64,
     /// The planner's prediction, if one was made.
-    pub foretold: Option<Foretold>,
+    pub predicted: Option<Predicted>,
 }
 
 /// The speed and memory peak that a plan predicts.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-pub struct Foretold {
+pub struct Predicted {
     pub speed: f64,
     pub peak: u64,
 }
@@ -79,7 +79,7 @@ impl Run {
     }
 
     /// Runs it in this process.
-    pub fn run(&self) -> anyhow::Result<Ran> {
+    pub fn run(&self) -> anyhow::Result<RunResult> {
         let cpu = device("cpu")?;
         let began = Instant::now();
         let model = match self.memory {
@@ -97,20 +97,27 @@ impl Run {
             ..BenchmarkConfig::default()
         };
         let Benchmark { prefill_tps, decode_tps } = benchmark(&model, &config)?;
-        let foretold = model.residency().map(|residency| {
+        let predicted = model.residency().map(|residency| {
             let prediction = residency.plan().prediction;
-            Foretold { speed: prediction.tokens_per_second, peak: prediction.peak_bytes }
+            Predicted { speed: prediction.tokens_per_second, peak: prediction.peak_bytes }
         });
         let peak =
             peak_resident_bytes().context("this system does not say how much memory a process took")?;
-        Ok(Ran { first, prefill: prefill_tps, decode: decode_tps.into_values().collect(), peak, foretold })
+        Ok(RunResult {
+            first,
+            prefill: prefill_tps,
+            decode: decode_tps.into_values().collect(),
+            peak,
+            predicted,
+        })
     }
 
     fn options(&self, memory: u64) -> ResidencyOptions {
-        let (layers, kept) = self.layers.map_or((None, Kept::Fastest), |(count, kept)| (Some(count), kept));
+        let (layers, resident) =
+            self.layers.map_or((None, Resident::Fastest), |(count, resident)| (Some(count), resident));
         ResidencyOptions {
             layers,
-            placement: kept.into(),
+            placement: resident.into(),
             mode: Mode::Throughput,
             context: Some(self.prompt.max(self.depth + self.tokens)),
             method: Some(ReadMethod::Direct),
@@ -119,7 +126,7 @@ impl Run {
     }
 }
 
-impl Ran {
+impl RunResult {
     /// Tokens a second of the first number of sequences.
     pub fn speed(&self) -> anyhow::Result<f64> {
         self.decode.first().copied().context("a run was to decode")

@@ -7,7 +7,7 @@ use firebox_store::Checkpoint;
 
 use crate::child::{self, Task, TaskKind};
 use crate::figure::{Declared, Figures, times};
-use crate::measures::run::{Kept, Ran, Run};
+use crate::measures::run::{Resident, Run, RunResult};
 use crate::setup::Setup;
 use firebox_testing::control_group::ControlGroup;
 
@@ -48,11 +48,11 @@ pub fn measure(setup: &Setup, figures: &mut Figures) -> anyhow::Result<()> {
     };
     let mapped = Run { prompt: 16, depth: 16, tokens: TOKENS, ..Run::short(setup.plain()) };
     let within = Run { memory: Some((room * TOLD) as u64), ..mapped.clone() };
-    let streamed = Run { layers: Some((0, Kept::Fastest)), ..within.clone() };
+    let streamed = Run { layers: Some((0, Resident::Fastest)), ..within.clone() };
     let seconds = |run: &Run| -> anyhow::Result<f64> {
         // Pages that are already in the page cache would not be charged to the group.
         checkpoint.evict()?;
-        let ran: Ran = child::asked(&Task::new(TaskKind::Run, run)?, Some(&group))?;
+        let ran: RunResult = child::asked(&Task::new(TaskKind::Run, run)?, Some(&group))?;
         Ok(1.0 / ran.speed()?)
     };
     for _ in 0..setup.rounds {

@@ -10,7 +10,7 @@ use firebox_store::{Checkpoint, ReadMethod, StreamConfig, read_rate};
 
 use crate::child::{self, Task, TaskKind};
 use crate::figure::{Declared, Figures, alone, compared, spread, times};
-use crate::measures::run::{Kept, PLENTY, Ran, Run};
+use crate::measures::run::{PLENTY, Resident, Run, RunResult};
 use crate::setup::Setup;
 
 pub const FIGURES: &[Declared] = &[
@@ -149,11 +149,11 @@ fn all_kept(checkpoint: &Checkpoint) -> anyhow::Result<StreamedDecoder> {
 /// The most memory that is resident, in processes of their own.
 fn memory(setup: &Setup, figures: &mut Figures) -> anyhow::Result<()> {
     let plain = Run { tokens: setup.usual_or(TOKENS.0, TOKENS.1), ..Run::short(setup.plain()) };
-    let streamed = Run { memory: Some(PLENTY), layers: Some((0, Kept::Fastest)), ..plain.clone() };
+    let streamed = Run { memory: Some(PLENTY), layers: Some((0, Resident::Fastest)), ..plain.clone() };
     for _ in 0..setup.rounds {
         let peak = |run: &Run| -> anyhow::Result<f64> {
             Checkpoint::open(&run.model)?.evict()?;
-            let ran: Ran = child::asked(&Task::new(TaskKind::Run, run)?, None)?;
+            let ran: RunResult = child::asked(&Task::new(TaskKind::Run, run)?, None)?;
             Ok(ran.peak as f64 / 1e6)
         };
         let (ours, baseline) = (peak(&streamed)?, peak(&plain)?);

@@ -2,19 +2,19 @@
 
 use std::sync::Arc;
 
-use crate::block_run::{BlockRun, Source};
 use crate::error::CacheError;
+use crate::kv_run::{KvRun, Source};
 use crate::page_buffers::PAGE_TOKENS;
 use crate::sequence::SequenceCache;
 
 impl SequenceCache {
     /// Returns whether it is the only owner of a page, so that dropping it would free the page.
     pub fn has_own_page(&self) -> bool {
-        let of_one_page = |together: &[BlockRun]| match &together[0].source {
+        let of_one_page = |together: &[KvRun]| match &together[0].source {
             Source::Page(page) => Arc::strong_count(page) == together.len(),
             Source::Mapped(_) => false,
         };
-        Arc::strong_count(&self.runs) == 1 && self.runs.chunk_by(BlockRun::lies_with).any(of_one_page)
+        Arc::strong_count(&self.runs) == 1 && self.runs.chunk_by(KvRun::lies_with).any(of_one_page)
     }
 
     /// Returns a clone that continues without delay: a partly filled page is copied now. A plain clone copies it on its first

@@ -6,8 +6,8 @@ use burn::tensor::Tensor;
 use firebox_kernels::attention::KvTensor;
 
 use super::SequenceCache;
-use crate::block_run::{BlockRun, Source};
 use crate::error::CacheError;
+use crate::kv_run::{KvRun, Source};
 use crate::layout::{LayerLayout, Layout};
 
 impl SequenceCache {
@@ -33,9 +33,9 @@ impl SequenceCache {
         };
         let (mut runs, mut next, mut in_place) = (Vec::with_capacity(self.runs.len()), 0, Vec::new());
         // Two runs lie in one page if tokens between them were evicted.
-        for together in self.runs.chunk_by(BlockRun::lies_with) {
+        for together in self.runs.chunk_by(KvRun::lies_with) {
             let mut to = next;
-            next += together.iter().map(BlockRun::len).sum::<usize>();
+            next += together.iter().map(KvRun::len).sum::<usize>();
             // Tokens only move if something before them was evicted, and then the last run moves too.
             if together.last().is_none_or(|last| last.end() == next) {
                 runs.extend_from_slice(together);
@@ -47,7 +47,7 @@ impl SequenceCache {
                 }
                 let position = to;
                 to += run.len();
-                runs.push(BlockRun { position, ..run });
+                runs.push(KvRun { position, ..run });
             }
         }
         // Nothing can fail from here on, so an error leaves the cache unchanged.

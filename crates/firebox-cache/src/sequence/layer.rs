@@ -6,11 +6,11 @@ use burn::tensor::Tensor;
 use firebox_kernels::attention::{KvTensor, Span};
 
 use super::SequenceCache;
-use crate::block_run::Source;
+use crate::kv_run::Source;
 use crate::layer_kv::LayerKv;
 use crate::layout::KvType;
 use crate::page::Page;
-use crate::recurrent::RecurrentState;
+use crate::recurrent_state::RecurrentState;
 
 /// The part of a sequence's cache that belongs to one layer.
 #[derive(Debug)]
@@ -77,8 +77,8 @@ impl AttentionCache<'_> {
     pub fn append(&mut self, keys: Tensor<3>, values: Tensor<3>) {
         match &mut self.0 {
             KvStorage::Paged { sequence, layer } => {
-                let kept = sequence.pool.layout().kv_dtype;
-                let added = LayerKv::Attention { keys: kept.store(keys), values: kept.store(values) };
+                let kv_dtype = sequence.pool.layout().kv_dtype;
+                let added = LayerKv::Attention { keys: kv_dtype.store(keys), values: kv_dtype.store(values) };
                 sequence.write_pass(*layer, |tokens| added.part(tokens));
             }
             KvStorage::Transient(held) => *held = Some((keys, values)),

@@ -8,13 +8,13 @@ use burn::tensor::DType;
 use firebox_kernels::attention::KvTensor;
 
 use super::{Entry, SequenceCache};
-use crate::block_run::{BlockRun, MappedKv, Source};
 use crate::error::CacheError;
+use crate::kv_run::{KvRun, MappedKv, Source};
 use crate::layer_kv::LayerKv;
 use crate::layout::{KvType, LayerLayout, Layout};
 use crate::page_buffers::PAGE_TOKENS;
 use crate::pool::PagePool;
-use crate::recurrent::RecurrentState;
+use crate::recurrent_state::RecurrentState;
 use crate::turn::Turn;
 
 /// A bound on positions and slots that rules out overflow in their arithmetic.
@@ -78,7 +78,10 @@ impl Outline {
             }
         }
         if of_turns != self.tokens() {
-            return mismatch(format!("{of_turns} tokens of turns, and {} that are kv_dtype", self.tokens()));
+            return mismatch(format!(
+                "the turns have {of_turns} tokens, and the slot ranges {}",
+                self.tokens()
+            ));
         }
         if self.next_turn == u64::MAX {
             return mismatch("no turn could come after".into());
@@ -138,7 +141,7 @@ impl SequenceCache {
     /// slots of evicted tokens are skipped.
     pub fn outline(&self) -> Outline {
         let mut slot_ranges = Vec::with_capacity(self.runs.len());
-        let (mut before, mut block): (Option<&BlockRun>, usize) = (None, 0);
+        let (mut before, mut block): (Option<&KvRun>, usize) = (None, 0);
         let mut left = self.len;
         for run in self.runs.iter() {
             // A pass that was not completed may have reserved slots behind the last tokens.
@@ -176,7 +179,7 @@ impl SequenceCache {
             return Err(CacheError::Mismatch { reason: "other layers have a recurrent state".into() });
         }
         let runs = outline.slot_ranges.iter().map(|SlotRange { slots, position }| {
-            BlockRun::new(Source::Mapped(mapped.clone()), slots.clone(), *position)
+            KvRun::new(Source::Mapped(mapped.clone()), slots.clone(), *position)
         });
         let turns = outline.turns.iter().map(|turn| Entry { turn: turn.clone(), before: None });
         let mut sequence = Self {
@@ -240,9 +243,9 @@ mod tests {
         };
         let restored = |paged: &SequenceCache| {
             let side = || {
-                let pages = paged.runs.chunk_by(BlockRun::lies_with).map(|together| {
+                let pages = paged.runs.chunk_by(KvRun::lies_with).map(|together| {
                     let last = &together[together.len() - 1];
-                    match (BlockRun { slots: 0..last.slots.end, ..last.clone() }).read(0) {
+                    match (KvRun { slots: 0..last.slots.end, ..last.clone() }).read(0) {
                         Some(LayerKv::Attention { keys: KvTensor::Float(keys), .. }) => keys,
                         other => panic!("{other:?}"),
                     }

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::{Arc, Weak};
 
 use super::SequenceCache;
-use crate::block_run::{BlockRun, MappedKv, Source};
+use crate::kv_run::{KvRun, MappedKv, Source};
 use crate::page::Page;
 use crate::page_buffers::PAGE_TOKENS;
 
@@ -41,7 +41,7 @@ impl SequenceCache {
 
     /// Allocates the last page for as many positions as a page holds, so that the pass and later ones write to the same buffers.
     pub fn grow_last_page(&self) {
-        if let Some(BlockRun { source: Source::Page(page), .. }) = self.runs.last() {
+        if let Some(KvRun { source: Source::Page(page), .. }) = self.runs.last() {
             page.grow();
         }
     }
@@ -72,7 +72,7 @@ impl PageTable {
 }
 
 impl Entry {
-    fn new(run: &BlockRun) -> Self {
+    fn new(run: &KvRun) -> Self {
         let source = match &run.source {
             Source::Page(page) => WeakSource::Page(Arc::downgrade(page), page.writes()),
             Source::Mapped(mapped) => WeakSource::Mapped(Arc::downgrade(mapped)),
@@ -80,7 +80,7 @@ impl Entry {
         Self { source, slots: run.slots.clone(), position: run.position, hidden: run.hidden }
     }
 
-    fn leads_to(&self, run: &BlockRun, steps: usize) -> bool {
+    fn leads_to(&self, run: &KvRun, steps: usize) -> bool {
         // While there is a weak reference, no other page is allocated at the same place.
         let same = match (&self.source, &run.source) {
             (WeakSource::Page(held, writes), Source::Page(page)) => {

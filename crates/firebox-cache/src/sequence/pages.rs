@@ -4,8 +4,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::SequenceCache;
-use crate::block_run::{BlockRun, Source};
 use crate::error::CacheError;
+use crate::kv_run::{KvRun, Source};
 use crate::page::Page;
 use crate::page_buffers::PAGE_TOKENS;
 
@@ -31,7 +31,7 @@ impl SequenceCache {
                 }
             };
             let taken = page.claim(0, rest);
-            runs.push(BlockRun::new(Source::Page(page), 0..taken, position));
+            runs.push(KvRun::new(Source::Page(page), 0..taken, position));
             (rest, position) = (rest - taken, position + taken);
         }
         self.refresh_visibility();
@@ -44,7 +44,7 @@ impl SequenceCache {
             self.ensure_appendable()?;
             let position = self.position;
             let last = Arc::make_mut(&mut self.runs).last_mut().filter(|last| last.end() == position);
-            let Some(BlockRun { source: Source::Page(page), slots, .. }) = last else { return Ok(0) };
+            let Some(KvRun { source: Source::Page(page), slots, .. }) = last else { return Ok(0) };
             let taken = page.claim(slots.end, count);
             slots.end += taken;
             // If another sequence continued there since the check, the next iteration copies the page.
@@ -74,7 +74,7 @@ impl SequenceCache {
                     return Ok(());
                 };
                 let run = self.copy_run(last, slots.start)?;
-                let run = BlockRun { visible: last.visible.clone(), hidden: last.hidden, ..run };
+                let run = KvRun { visible: last.visible.clone(), hidden: last.hidden, ..run };
                 if let Some(last) = Arc::make_mut(&mut self.runs).last_mut() {
                     *last = run;
                 }
@@ -89,7 +89,7 @@ impl SequenceCache {
     }
 
     /// Repoints the runs that lie together with `last` at the end to another page.
-    pub(super) fn repoint_last_block(&mut self, last: &BlockRun, page: &Arc<Page>) {
+    pub(super) fn repoint_last_block(&mut self, last: &KvRun, page: &Arc<Page>) {
         let runs = Arc::make_mut(&mut self.runs).iter_mut().rev();
         for run in runs.take_while(|run| run.lies_with(last)) {
             run.source = Source::Page(page.clone());
@@ -106,13 +106,9 @@ impl SequenceCache {
 
     /// Returns `together`, runs that lie together, in pages that no other sequence reads, at the same places, so that they and
     /// later tokens form the same spans as before.
-    pub(super) fn exclusive_runs(
-        &self,
-        together: &[BlockRun],
-        alone: bool,
-    ) -> Result<Vec<BlockRun>, CacheError> {
+    pub(super) fn exclusive_runs(&self, together: &[KvRun], alone: bool) -> Result<Vec<KvRun>, CacheError> {
         let (Some(first), Some(last)) = (together.first(), together.last()) else { return Ok(Vec::new()) };
-        let blocks: Option<Vec<Range<usize>>> = together.iter().map(BlockRun::in_block).collect();
+        let blocks: Option<Vec<Range<usize>>> = together.iter().map(KvRun::in_block).collect();
         let (page, places) = match (&first.source, blocks) {
             (Source::Page(page), _) if alone && Arc::strong_count(page) == together.len() => {
                 return Ok(together.to_vec());
@@ -139,7 +135,7 @@ impl SequenceCache {
                 return parts.map(|part| self.copy_run(&part, 0)).collect();
             }
         };
-        let own = |(run, slots): (&BlockRun, Range<usize>)| BlockRun {
+        let own = |(run, slots): (&KvRun, Range<usize>)| KvRun {
             source: Source::Page(page.clone()),
             slots,
             ..run.clone()
@@ -148,15 +144,15 @@ impl SequenceCache {
     }
 
     /// Copies a run to a new page, from `slot` on.
-    pub(super) fn copy_run(&self, run: &BlockRun, slot: usize) -> Result<BlockRun, CacheError> {
+    pub(super) fn copy_run(&self, run: &KvRun, slot: usize) -> Result<KvRun, CacheError> {
         let page = self.pool.take(slot + run.len())?;
         let slots = slot..page.claim(0, slot + run.len());
         self.write_run(&page, slot, run);
-        Ok(BlockRun::new(Source::Page(page), slots, run.position))
+        Ok(KvRun::new(Source::Page(page), slots, run.position))
     }
 
     /// Writes a run's contents to a page, from `slot` on.
-    pub(super) fn write_run(&self, page: &Page, slot: usize, run: &BlockRun) {
+    pub(super) fn write_run(&self, page: &Page, slot: usize, run: &KvRun) {
         for layer in 0..self.pool.layout().layers.len() {
             if let Some(held) = run.read(layer) {
                 page.write(layer, slot, held);

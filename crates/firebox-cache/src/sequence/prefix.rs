@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{RecurrentStates, SequenceCache};
-use crate::block_run::{BlockRun, Source};
+use crate::kv_run::{KvRun, Source};
 use crate::page::Page;
 use crate::page_buffers::PAGE_TOKENS;
 
@@ -127,10 +127,10 @@ impl SequenceCache {
         for Block { page, tokens: room } in blocks {
             let wanted = (tokens - held).min(*room);
             if wanted == PAGE_TOKENS {
-                runs.push(BlockRun::new(Source::Page(page.clone()), 0..PAGE_TOKENS, held));
+                runs.push(KvRun::new(Source::Page(page.clone()), 0..PAGE_TOKENS, held));
             } else if wanted > 0 {
                 match self.copy_page(page, &(0..wanted)) {
-                    Ok(page) => runs.push(BlockRun::new(Source::Page(page), 0..wanted, held)),
+                    Ok(page) => runs.push(KvRun::new(Source::Page(page), 0..wanted, held)),
                     Err(_) => break,
                 }
             }

@@ -7,11 +7,11 @@ use burn::tensor::Tensor;
 use firebox_kernels::attention::KvTensor;
 
 use super::SequenceCache;
-use crate::block_run::BlockRun;
 use crate::error::CacheError;
+use crate::kv_run::KvRun;
 use crate::layer_kv::LayerKv;
 use crate::layout::LayerLayout;
-use crate::recurrent::RecurrentState;
+use crate::recurrent_state::RecurrentState;
 
 /// Tokens to run through upper layers again, from stored [hidden states](LayerLayout::HiddenStates).
 #[derive(Debug)]
@@ -129,7 +129,7 @@ impl SequenceCache {
     fn copy_shared_pages(&mut self) -> Result<(), CacheError> {
         let alone = Arc::get_mut(&mut self.runs).is_some();
         let mut runs = Vec::with_capacity(self.runs.len());
-        for together in self.runs.chunk_by(BlockRun::lies_with) {
+        for together in self.runs.chunk_by(KvRun::lies_with) {
             runs.extend(self.exclusive_runs(together, alone)?);
         }
         self.runs = Arc::new(runs);

@@ -10,8 +10,8 @@ use firebox_runtime::Model;
 use firebox_store::{Dtype, Heads, SourceKind, StoreError, trunk_hash};
 use firebox_text::{ChatTemplate, TextError};
 use firebox_train::{
-    Ending, Examples, ExamplesConfig, Format, Lessons, Packed, Precision, Run, Schedule, Settings, Stored,
-    Subject, Which, boundary_states, export_head, train as train_network,
+    Ending, Examples, ExamplesConfig, Format, Packed, Precision, Run, Schedule, Settings, Stored, Subject,
+    TrainingData, Which, boundary_states, export_head, train as train_network,
 };
 use serde::Serialize;
 
@@ -186,10 +186,10 @@ pub fn train(args: &TrainArgs, console: &Console) -> anyhow::Result<Outcome> {
     waiting.finish_and_clear();
     let samples = Packed::new(examples, args.batch_tokens, args.seed).hold_out(held_out);
     let subject = Subject { samples, states: Some(states?) };
-    let mut lessons = Lessons::new(vec![subject], args.seed, &device);
+    let mut data = TrainingData::new(vec![subject], args.seed, &device);
     let mut progress = console.training(LINES_EVERY);
     let working = interrupt.work();
-    let trained = train_network(begun, &mut lessons, &mut run, &mut *progress, &interrupt.flag())?;
+    let trained = train_network(begun, &mut data, &mut run, &mut *progress, &interrupt.flag())?;
     drop((working, progress));
     if trained.ending == Ending::Stopped {
         console.note("stopped; the same command goes on");

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use firebox_model::Head;
 use firebox_runtime::heads::{FALLBACK, HeadPool, HeadPoolConfig, HeadSource, ReadyHead};
 use firebox_runtime::{GenerationConfig, Grammar, RuntimeError, Session};
-use firebox_testing::heads::TestHeads;
+use firebox_testing::test_heads::TestHeads;
 
 use super::{SimulatedClock, answer_of, one_model};
 use crate::clock::Clock;

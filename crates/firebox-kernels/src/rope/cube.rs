@@ -12,7 +12,7 @@ use crate::norm::cube::root_mean_square;
 
 /// Units of a cube.
 const UNITS: u32 = 128;
-/// Units that go along a head rows_per_piece where it is normalised first.
+/// Units that go along a head together if it is normalised first.
 const LANES: u32 = 32;
 /// Heads of a cube.
 const LINES: u32 = UNITS / LANES;

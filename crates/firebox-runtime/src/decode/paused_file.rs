@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use firebox_cache::{CacheError, KvType, PagePool};
+use firebox_cache::{CacheError, PagePool};
 
 use crate::decode::{PartialOutput, PausedGeneration};
 use crate::{Model, RuntimeError, Session, SessionFile};
@@ -29,8 +29,7 @@ impl PausedGeneration {
         model: &Model,
         pool: &PagePool,
     ) -> Result<(Self, PartialOutput, Session), RuntimeError> {
-        let kept: KvType = pool.layout().kv_dtype;
-        let saved = SessionFile::open(path, model, kept)?;
+        let saved = SessionFile::open(path, model, pool.layout().kv_dtype)?;
         let (paused, output): (Self, PartialOutput) =
             serde_json::from_str(saved.note()).map_err(|error| {
                 let reason = format!("the session was not written with an answer that was paused: {error}");

@@ -21,8 +21,8 @@
 
 mod calibration;
 mod config;
-mod demand;
 mod disk_queue;
+mod entitlement;
 mod exchange;
 mod hook;
 mod monitor;
@@ -50,7 +50,7 @@ use disk_queue::QueuePosition;
 use hook::{ChargedPages, ResidencyHook};
 use weights::CachedModel;
 
-pub use demand::Urgency;
+pub use entitlement::Urgency;
 pub use open::{disk_rate, measure};
 pub use sharing::{ShareOptions, SharedBudget};
 

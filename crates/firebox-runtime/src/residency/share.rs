@@ -10,7 +10,7 @@ use std::sync::{Arc, Weak};
 use firebox_model::StreamedWeights;
 
 use super::config::CONFIG;
-use super::demand::Entitlement;
+use super::entitlement::Entitlement;
 use super::exchange::better_missing;
 use crate::governor::{Event, Governor, Residency};
 use crate::planner::{FEWEST_BUFFERS, spread};
@@ -197,8 +197,8 @@ impl ModelShare {
     /// part of the unembedding for one of a block, or spreads missing parts. That means one more read into new memory,
     /// so no request may wait for its first token.
     pub fn exchange(&mut self, weights: &StreamedWeights, part: usize) -> bool {
-        let is_awaited = self.entitlement.as_ref().is_some_and(Entitlement::is_awaited);
-        if is_awaited || !self.few_are_missing(weights) {
+        let awaits_first_token = self.entitlement.as_ref().is_some_and(Entitlement::awaits_first_token);
+        if awaits_first_token || !self.few_are_missing(weights) {
             return false;
         }
         let bytes = weights.part_bytes(part);

@@ -11,8 +11,8 @@ use firebox_model::{Architecture, StreamedConfig, StreamedDecoder};
 use firebox_store::{Checkpoint, ReadMethod, StreamConfig};
 
 use super::config::CONFIG;
-use super::demand::Entitlement;
 use super::disk_queue::{QueuePosition, QueuedFiles};
+use super::entitlement::Entitlement;
 use super::share::ModelShare;
 use super::weights::WeightCache;
 use super::{Residency, charged_pages, kv_bytes_at_split};

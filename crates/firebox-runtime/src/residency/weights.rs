@@ -35,8 +35,8 @@ use firebox_model::StreamedWeights;
 use firebox_store::BufferPool;
 
 use super::config::CONFIG;
-use super::demand::Entitlement;
 use super::disk_queue::DiskQueue;
+use super::entitlement::Entitlement;
 use super::program::{Growth, Measured, ProgramUsage};
 use super::share::{ModelShare, ShareReclaimed};
 use crate::governor::GovernorConfig;

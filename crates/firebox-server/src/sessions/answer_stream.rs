@@ -1,4 +1,4 @@
-//! Answers a question in a session, collect or as a stream of events.
+//! Answers a question in a session, whole or as a stream of events.
 
 use std::convert::Infallible;
 use std::future::poll_fn;
@@ -27,7 +27,7 @@ const EVENT_BACKLOG: usize = 64;
 enum AnswerEvent {
     Waiting(usize),
     Text(String),
-    /// The end, with the collect answer.
+    /// The end, with the whole answer.
     Done(Value),
     Failed(ApiError),
 }
@@ -65,10 +65,10 @@ impl AnswerStream {
         Ok(Self { events, is_over: false })
     }
 
-    /// Waits for the collect answer.
+    /// Waits for the whole answer.
     pub async fn collect(mut self) -> Result<Value, ApiError> {
-        while let Some(events) = self.events.recv().await {
-            match events {
+        while let Some(event) = self.events.recv().await {
+            match event {
                 AnswerEvent::Done(value) => return Ok(value),
                 AnswerEvent::Failed(error) => return Err(error),
                 AnswerEvent::Waiting(_) | AnswerEvent::Text(_) => {}
@@ -90,20 +90,20 @@ impl Stream for AnswerStream {
         if self.is_over {
             return Poll::Ready(None);
         }
-        let events = ready!(self.events.poll_recv(context))
+        let event = ready!(self.events.poll_recv(context))
             .unwrap_or_else(|| AnswerEvent::Failed(ApiError::stopping()));
-        let event = |value: Value| format!("data: {value}\n\n");
-        self.is_over = matches!(events, AnswerEvent::Done(_) | AnswerEvent::Failed(_));
-        let events = match events {
-            AnswerEvent::Waiting(place) => event(json!({ "type": "waiting", "place": place })),
-            AnswerEvent::Text(text) => event(json!({ "type": "delta", "text": text })),
+        let data = |value: Value| format!("data: {value}\n\n");
+        self.is_over = matches!(event, AnswerEvent::Done(_) | AnswerEvent::Failed(_));
+        let text = match event {
+            AnswerEvent::Waiting(place) => data(json!({ "type": "waiting", "place": place })),
+            AnswerEvent::Text(text) => data(json!({ "type": "delta", "text": text })),
             AnswerEvent::Done(mut value) => {
                 value["type"] = "done".into();
-                event(value) + DONE
+                data(value) + DONE
             }
             AnswerEvent::Failed(error) => error.event() + DONE,
         };
-        Poll::Ready(Some(Ok(events.into_bytes())))
+        Poll::Ready(Some(Ok(text.into_bytes())))
     }
 }
 

@@ -1,4 +1,4 @@
-//! SessionFile sessions on disk, with limits per key.
+//! Saved sessions on disk, with limits per key.
 
 use std::collections::HashMap;
 use std::fs::OpenOptions;
@@ -25,11 +25,11 @@ const PARTIAL_INFIX: &str = ".partial-";
 /// Advice for a full archive.
 const DELETE_HINT: &str = "delete one with DELETE /v1/sessions/saved/NAME";
 
-/// SessionFile sessions, in one folder per key.
+/// Saved sessions, in one folder per key.
 #[derive(Debug)]
 pub(crate) struct Archive {
     folder: Option<PathBuf>,
-    /// SessionFile sessions that a key may have.
+    /// Saved sessions that a key may have.
     most: usize,
     /// Bytes that a key's saved sessions may take.
     bytes: u64,

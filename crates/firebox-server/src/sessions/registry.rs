@@ -21,7 +21,7 @@ use crate::served_model::ServedModel;
 pub struct SessionsConfig {
     /// Folder of saved sessions. Without one, sessions cannot be saved.
     pub folder: Option<PathBuf>,
-    /// SessionFile sessions that a key may have.
+    /// Saved sessions that a key may have.
     pub max_saved: usize,
     /// Bytes that a key's saved sessions may take.
     pub max_saved_bytes: u64,

@@ -192,8 +192,8 @@ fn allowed_host_names_are_accepted() {
 #[test]
 fn a_full_queue_is_reported() {
     let server = Running::start(|config| {
-        config.host.admission.most_running = 1;
-        config.host.admission.most_waiting = 40;
+        config.engine.admission.most_running = 1;
+        config.engine.admission.most_waiting = 40;
     });
     let several = |n: usize| {
         let mut body = endless();
@@ -228,7 +228,7 @@ fn a_failing_stream_reports_the_error_and_ends() {
 
 #[test]
 fn a_disconnect_cancels_the_request() {
-    let server = Running::start(|config| config.host.admission.most_running = 1);
+    let server = Running::start(|config| config.engine.admission.most_running = 1);
     for stream in [true, false] {
         let mut body = endless();
         body["stream"] = stream.into();
@@ -255,7 +255,7 @@ fn a_disconnect_cancels_the_request() {
 fn a_client_that_does_not_read_is_disconnected() {
     const TIMEOUT: Duration = Duration::from_secs(3);
     let server = Running::start(|config| {
-        config.host.admission.most_running = 1;
+        config.engine.admission.most_running = 1;
         config.client_timeout = TIMEOUT;
     });
     let mut client = server.open("/v1/completions", &endless());

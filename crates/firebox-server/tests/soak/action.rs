@@ -29,7 +29,7 @@ pub enum Action {
     Hidden(u64, bool),
     BranchState(String),
     Superseded(u64, String),
-    /// SessionFile and restored, by this server or the next.
+    /// Saved and restored, by this server or the next.
     Restored,
 }
 

@@ -38,12 +38,12 @@ use self::names::{Role, RopeFactors};
 pub use self::reader::{Entry, Header};
 use self::tensor_summary::TensorSummary;
 use self::vocabulary::GgufVocabulary;
-use crate::catalog::{Place, Span, TensorInfo};
 use crate::encoding::{Dtype, Encoding};
 use crate::error::{Fault, StoreError};
 use crate::mapping::Mapping;
 use crate::parts::{Parts, SourceKind};
 use crate::segment::SegmentId;
+use crate::tensor_index::{Place, Span, TensorInfo};
 use crate::text::{TextAssets, TokenizerSource};
 
 pub(crate) fn open(path: &Path) -> Result<Parts, StoreError> {

@@ -9,7 +9,6 @@ use serde_json::Value;
 
 use crate::buffer::BufferPool;
 use crate::bundle::read_segment;
-use crate::catalog::{Catalog, TensorInfo};
 use crate::encoding::{Encoding, Quantization};
 use crate::error::{Fault, StoreError};
 use crate::folder::{Folder, MAX_JSON};
@@ -18,6 +17,7 @@ use crate::mapping::Mapping;
 use crate::read_at::{ReadAt, ReadMethod};
 use crate::read_unit::{LoadedTensors, ReadUnit, Tensors};
 use crate::segment::SegmentId;
+use crate::tensor_index::{TensorIndex, TensorInfo};
 use crate::weight::Weight;
 
 /// The file that describes a head, and by which a directory is recognized as one.
@@ -161,7 +161,7 @@ pub struct HeadFiles {
 
 #[derive(Debug)]
 struct Inner {
-    catalog: Catalog,
+    index: TensorIndex,
     manifest: HeadManifest,
     hash: String,
     generation: u64,
@@ -187,14 +187,14 @@ impl HeadFiles {
             tensors.extend(read.map_err(|fault| fault.in_file(&file))?);
             files.push(mapping);
         }
-        let catalog = Catalog::new(path, files, tensors)?;
+        let index = TensorIndex::new(path, files, tensors)?;
         let hash = blake3::hash(&bytes).to_hex().to_string();
-        Ok(Self { inner: Arc::new(Inner { catalog, manifest, hash, generation }) })
+        Ok(Self { inner: Arc::new(Inner { index, manifest, hash, generation }) })
     }
 
     /// The head's directory.
     pub fn path(&self) -> &Path {
-        self.inner.catalog.path()
+        self.inner.index.path()
     }
 
     /// The contents of `head.json`.
@@ -239,20 +239,20 @@ impl HeadFiles {
 
     /// Every tensor, in the order of a forward pass and by name within a segment.
     pub fn tensors(&self) -> impl Iterator<Item = &TensorInfo> {
-        self.inner.catalog.infos()
+        self.inner.index.infos()
     }
 
     /// Reads the head into a buffer of `pool`, which gets it back when the last tensor over it is dropped.
     pub fn read(&self, pool: &BufferPool) -> Result<LoadedTensors, StoreError> {
-        let catalog = &self.inner.catalog;
-        let tensors = catalog.tensors().iter();
+        let index = &self.inner.index;
+        let tensors = index.tensors().iter();
         let tensors = tensors.map(|(info, place)| (info.clone(), place.data, place.scales)).collect();
-        let unit = ReadUnit::new(catalog.path(), tensors);
+        let unit = ReadUnit::new(index.path(), tensors);
         let mut memory = pool.lend(unit.buffer_bytes())?;
         // Bytes that another process has in memory are copied faster than read.
         let is_there = self.resident_bytes().is_some_and(|resident| resident >= self.bytes());
         let method = if is_there { ReadMethod::Buffered } else { ReadMethod::Direct };
-        unit.read(&Files { catalog, method }, memory.as_mut())?;
+        unit.read(&Files { index, method }, memory.as_mut())?;
         let flag = memory.detach_flag();
         Ok(LoadedTensors::new(Arc::new(unit), Bytes::from_owner(memory), Some(flag)))
     }
@@ -265,12 +265,12 @@ impl HeadFiles {
 
     /// Bytes of the head in memory, whichever process loaded them. `None` if the system does not tell.
     pub fn resident_bytes(&self) -> Option<u64> {
-        self.inner.catalog.files().iter().map(Mapping::resident).sum()
+        self.inner.index.files().iter().map(Mapping::resident).sum()
     }
 
     /// Reads all of it and checks its hashes.
     pub fn verify(&self, on_bytes: &mut dyn FnMut(u64)) -> Result<(), StoreError> {
-        for (segment, file) in self.inner.manifest.segments.iter().zip(self.inner.catalog.files()) {
+        for (segment, file) in self.inner.manifest.segments.iter().zip(self.inner.index.files()) {
             let found = file.hash(on_bytes)?;
             if found != segment.hash {
                 return Err(damaged(file.path(), segment, found));
@@ -280,20 +280,20 @@ impl HeadFiles {
     }
 
     fn each(&self, act: impl Fn(&Mapping) -> Result<(), StoreError>) -> Result<(), StoreError> {
-        self.inner.catalog.files().iter().try_for_each(act)
+        self.inner.index.files().iter().try_for_each(act)
     }
 }
 
 /// The files of a head, read by position.
 #[derive(Debug)]
 struct Files<'a> {
-    catalog: &'a Catalog,
+    index: &'a TensorIndex,
     method: ReadMethod,
 }
 
 impl ReadAt for Files<'_> {
     fn read_at(&self, file: usize, buffer: &mut [u8], start: u64) -> Result<usize, StoreError> {
-        self.catalog.files()[file].read_some(buffer, start, self.method)
+        self.index.files()[file].read_some(buffer, start, self.method)
     }
 }
 
@@ -313,11 +313,11 @@ impl Tensors for HeadFiles {
     }
 
     fn info(&self, name: &str) -> Option<&TensorInfo> {
-        self.inner.catalog.info(name)
+        self.inner.index.info(name)
     }
 
     fn weight(&self, name: &str) -> Result<Weight, StoreError> {
-        self.inner.catalog.weight(name)
+        self.inner.index.weight(name)
     }
 
     fn names(&self) -> Box<dyn Iterator<Item = &str> + '_> {

@@ -13,10 +13,10 @@ use crate::import::write_json;
 use crate::manifest::{ManifestSegment, ManifestTensor, PADDING};
 use crate::partial::PartialFolder;
 use crate::safetensors::METADATA;
+use crate::safetensors_writer::{FileLayout, TensorWriter};
 use crate::segment::SegmentId;
 use crate::trunk::trunk_hash;
 use crate::weight::Weight;
-use crate::writer::{FileLayout, TensorWriter};
 
 /// A head under construction: its tensors, under their names in the trunk's model, and its description.
 ///

@@ -9,7 +9,7 @@ use crate::files::{self, File};
 use crate::partial;
 
 #[cfg(test)]
-use super::tests::step;
+use super::installed::tests::step;
 
 /// Tests count the steps and end the process at one of them.
 #[cfg(not(test))]

@@ -4,13 +4,27 @@ use std::collections::HashSet;
 
 use serde::{Deserialize, Serialize};
 
-use super::is_name;
 use crate::error::Fault;
 use crate::excerpt::Excerpt;
 use crate::manifest::{CREATED_BY, check_hash, parse_versioned};
 
+/// The table's file name in the directory of heads.
+pub(super) const TABLE: &str = "heads.json";
+
+/// The most characters of a head's name.
+const MAX_NAME_LEN: usize = 64;
+
 const FORMAT: &str = "firebox-heads";
 const VERSION: u32 = 1;
+
+/// Returns whether a name is valid for a head: 1 to 64 of `a-z`, `0-9`, dot, dash and underscore, not beginning with dot or
+/// dash, and not `heads.json`, which is the table's name.
+pub fn is_head_name(name: &str) -> bool {
+    (1..=MAX_NAME_LEN).contains(&name.len())
+        && name.bytes().all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'.' | b'-' | b'_'))
+        && !name.starts_with(['.', '-'])
+        && name != TABLE
+}
 
 /// The heads installed in a model. Replacing this file commits a change.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -78,7 +92,7 @@ impl HeadTable {
         let mut before: Option<&str> = None;
         for (at, row) in self.heads.iter().enumerate() {
             let field = |what: &str| format!("heads[{at}].{what}");
-            if !is_name(&row.name) {
+            if !is_head_name(&row.name) {
                 return Err(Fault::new(
                     field("name"),
                     format!("{:?} cannot name a head", Excerpt(&row.name)),

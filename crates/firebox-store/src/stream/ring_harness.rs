@@ -8,16 +8,16 @@ use memmap2::MmapMut;
 use super::ring::Ring;
 use crate::error::StoreError;
 
-/// A ring with its users: readers, waiting requests, and holders of buffers.
-struct World {
+/// A model of a ring with its users: readers, waiting requests, and holders of buffers.
+struct RingModel {
     ring: Ring,
     units: usize,
     /// Ids and units of requests.
     asked: Vec<(u64, usize)>,
-    /// Ids and units that one request needs together and does not have yet. Two such requests at a time could wait for each
-    /// other.
-    together: VecDeque<(u64, usize)>,
-    /// The buffers that this request has, and holds until it has all of them.
+    /// Ids and units of the requests of one batch, which a reader needs all at once, that are not served yet. Two batches at a
+    /// time could wait for each other.
+    batch: VecDeque<(u64, usize)>,
+    /// The buffers of the batch's served requests, held until all of them are served.
     held: Vec<MmapMut>,
     lent: Vec<MmapMut>,
 }
@@ -27,33 +27,33 @@ struct World {
 pub fn check_stream_events(bytes: &[u8]) -> usize {
     let [units, buffers, events @ ..] = bytes else { return 0 };
     let units = usize::from(units % 8) + 1;
-    let mut world = World {
+    let mut model = RingModel {
         ring: Ring::new(usize::from(buffers % 5), units),
         units,
         asked: Vec::new(),
-        together: VecDeque::new(),
+        batch: VecDeque::new(),
         held: Vec::new(),
         lent: Vec::new(),
     };
     let mut handed_out = 0;
     for event in events {
-        handed_out += usize::from(world.run(*event));
-        world.expect_whole();
+        handed_out += usize::from(model.run(*event));
+        model.check_invariants();
     }
-    handed_out + world.come_to_rest()
+    handed_out + model.come_to_rest()
 }
 
-impl World {
+impl RingModel {
     /// Runs an event. Returns whether a unit was handed out.
     fn run(&mut self, event: u8) -> bool {
         let (what, which) = (event % 16, usize::from(event / 16));
         let (unit, ring) = (which % self.units, &mut self.ring);
         match what {
-            2 if self.together.is_empty() => {
+            2 if self.batch.is_empty() => {
                 let count = 2 + which / 8;
                 for unit in unit..unit + count {
                     let request = ring.request(unit % self.units, count);
-                    self.together.push_back((request.id, request.unit));
+                    self.batch.push_back((request.id, request.unit));
                 }
                 ring.next = unit;
             }
@@ -94,9 +94,9 @@ impl World {
         false
     }
 
-    /// Ids and units of what can be taken next: what is needed at once is taken in its order.
+    /// Ids and units of the requests that can be served next; those of the batch are served in order.
     fn takable(&self) -> Vec<(u64, usize)> {
-        self.asked.iter().chain(self.together.front()).copied().collect()
+        self.asked.iter().chain(self.batch.front()).copied().collect()
     }
 
     /// Hands a unit that is ready to a waiting request.
@@ -105,41 +105,41 @@ impl World {
         self.ring.wait_for(id);
         let Some(at) = self.ring.ready.iter().position(|(ready, _)| *ready == unit) else { return false };
         let Some((_, read)) = self.ring.ready.remove(at) else { return false };
-        let is_together = self.is_together(id);
+        let is_in_batch = self.is_in_batch(id);
         self.ring.cancel(id);
         self.ring.advance_past(unit);
-        if !is_together {
+        if !is_in_batch {
             self.asked.retain(|(other, _)| *other != id);
             self.lent.extend(read);
             return true;
         }
-        self.together.pop_front();
+        self.batch.pop_front();
         let has_failed = read.is_err();
         self.held.extend(read);
-        if has_failed || self.together.is_empty() {
-            self.part();
+        if has_failed || self.batch.is_empty() {
+            self.cancel_batch();
         }
         true
     }
 
-    /// Cancels a request, with the others that are needed together with it.
+    /// Cancels a request, and the rest of its batch if it is in one.
     fn leave(&mut self, id: u64) {
-        if self.is_together(id) {
-            self.part();
+        if self.is_in_batch(id) {
+            self.cancel_batch();
         } else {
             self.asked.retain(|(other, _)| *other != id);
             self.ring.cancel(id);
         }
     }
 
-    /// Returns whether a request is the next of those that are needed together.
-    fn is_together(&self, id: u64) -> bool {
-        self.together.front().is_some_and(|(first, _)| *first == id)
+    /// Returns whether a request is the next one of the batch.
+    fn is_in_batch(&self, id: u64) -> bool {
+        self.batch.front().is_some_and(|(first, _)| *first == id)
     }
 
-    /// Cancels the requests that are needed together, and lends out their buffers.
-    fn part(&mut self) {
-        for (id, _) in self.together.drain(..) {
+    /// Cancels the requests of the batch, and lends out its buffers.
+    fn cancel_batch(&mut self) {
+        for (id, _) in self.batch.drain(..) {
             self.ring.cancel(id);
         }
         self.lent.append(&mut self.held);
@@ -163,7 +163,7 @@ impl World {
         self.ring.finish_read(unit, read);
     }
 
-    fn expect_whole(&self) {
+    fn check_invariants(&self) {
         let Ring { free, reading, ready, made, .. } = &self.ring;
         let read = ready.iter().filter(|(_, read)| read.is_ok()).count();
         assert_eq!(free.len() + reading.len() + read + self.held.len() + self.lent.len(), *made);
@@ -171,7 +171,7 @@ impl World {
             assert!(!reading[..at].contains(unit), "{unit} is read twice at once");
         }
         for (unit, _) in ready.iter().filter(|(_, read)| read.is_err()) {
-            let is_wanted = self.asked.iter().chain(&self.together).any(|(_, asked)| asked == unit);
+            let is_wanted = self.asked.iter().chain(&self.batch).any(|(_, asked)| asked == unit);
             assert!(is_wanted, "the failure to read {unit} is kept although no request wants the unit");
         }
     }
@@ -180,7 +180,7 @@ impl World {
     /// were handed out.
     fn come_to_rest(&mut self) -> usize {
         let mut handed_out = 0;
-        let most = 4 * (self.asked.len() + self.together.len() + self.units + self.ring.made) + 16;
+        let most = 4 * (self.asked.len() + self.batch.len() + self.units + self.ring.made) + 16;
         for _ in 0..most {
             std::mem::take(&mut self.lent).into_iter().for_each(|buffer| self.ring.release(buffer));
             while !self.ring.reading.is_empty() {
@@ -193,7 +193,7 @@ impl World {
                 return handed_out;
             }
             self.read();
-            self.expect_whole();
+            self.check_invariants();
         }
         panic!("{:?} wait for ever, {} buffers", self.takable(), self.ring.made);
     }

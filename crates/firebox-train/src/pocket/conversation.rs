@@ -38,7 +38,7 @@ enum Turn {
     Program,
     Summary,
     About,
-    /// A turn as another head would have answered it: part of the history, not of the lesson.
+    /// A turn as another head would have answered it: part of the history and not a target of training.
     Foreign,
 }
 
@@ -214,7 +214,7 @@ impl<'a> Writer<'a> {
         self.known.push(fact);
     }
 
-    fn tell(&mut self, task: Task, lesson: bool) {
+    fn tell(&mut self, task: Task, is_target: bool) {
         let revision = if self.draw.percent(self.shape.percent_revised) { self.revision() } else { None };
         let revising = revision.is_some();
         self.revised |= revising;
@@ -250,17 +250,17 @@ impl<'a> Writer<'a> {
             Task::Summarize => format!("{}.", facts[0].noted(&facts[0].value)),
         };
         facts.into_iter().for_each(|fact| self.learn(fact));
-        self.exchange(told, answer, Kind::Tell, lesson);
+        self.exchange(told, answer, Kind::Tell, is_target);
     }
 
-    fn ask(&mut self, task: Task, lesson: bool) {
+    fn ask(&mut self, task: Task, is_target: bool) {
         if self.known.is_empty() {
-            return self.tell(task, lesson);
+            return self.tell(task, is_target);
         }
         let fact = self.draw.one(&self.known).clone();
         let question = fact.asked(self.draw);
         let answer = answered(&fact, Some(&fact.value), task);
-        self.exchange(question, answer, Kind::Ask, lesson);
+        self.exchange(question, answer, Kind::Ask, is_target);
     }
 
     fn ask_unknown(&mut self) {
@@ -270,19 +270,19 @@ impl<'a> Writer<'a> {
         self.exchange(question, answer, Kind::Unknown, true);
     }
 
-    fn talk(&mut self, lesson: bool) {
+    fn talk(&mut self, is_target: bool) {
         let name =
             self.known.iter().find(|fact| fact.property == Property::Name).map(|fact| fact.value.clone());
         let (said, answer) = talk::exchange(name.as_deref(), self.draw);
-        self.exchange(said, answer, Kind::Talk, lesson);
+        self.exchange(said, answer, Kind::Talk, is_target);
     }
 
-    fn program(&mut self, lesson: bool) {
+    fn program(&mut self, is_target: bool) {
         let Program { request, code } = Program::draw(self.split, self.draw);
-        self.exchange(request, code, Kind::Program, lesson);
+        self.exchange(request, code, Kind::Program, is_target);
     }
 
-    fn summary(&mut self, lesson: bool) {
+    fn summary(&mut self, is_target: bool) {
         let of_everything = !self.revised && (1..=self.shape.summary_facts).contains(&self.known.len());
         if of_everything && self.draw.percent(25) {
             let request = self.draw.word(&[
@@ -295,7 +295,7 @@ impl<'a> Writer<'a> {
                 "What have I told you?",
             ]);
             let answer = summarized(&self.known);
-            return self.exchange(request.to_owned(), answer, Kind::Summary, lesson);
+            return self.exchange(request.to_owned(), answer, Kind::Summary, is_target);
         }
         let mut facts: Vec<Fact> = Vec::new();
         let mut sentences = Vec::new();
@@ -316,7 +316,7 @@ impl<'a> Writer<'a> {
             format!("{request} {}", sentences.join(" ")),
             summarized(&facts),
             Kind::Summary,
-            lesson,
+            is_target,
         );
     }
 
@@ -343,11 +343,11 @@ impl<'a> Writer<'a> {
         self.exchange(question, answer, Kind::About, true);
     }
 
-    fn exchange(&mut self, said: String, answer: String, kind: Kind, lesson: bool) {
+    fn exchange(&mut self, said: String, answer: String, kind: Kind, is_target: bool) {
         let said = if self.draw.percent(30) { casual(&said) } else { said };
         self.lines.push(Line { role: Role::User, content: said, weight: None });
-        self.lines.push(Line { role: Role::Assistant, content: answer, weight: (!lesson).then_some(0) });
-        if lesson {
+        self.lines.push(Line { role: Role::Assistant, content: answer, weight: (!is_target).then_some(0) });
+        if is_target {
             self.kinds.push(kind);
         }
     }

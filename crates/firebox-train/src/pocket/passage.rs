@@ -14,11 +14,11 @@ pub struct Passage {
     pub task: Task,
     /// The tokens of the passage.
     pub tokens: Vec<u32>,
-    /// The answers that are lessons.
+    /// The answers that are targets of training.
     pub answers: Vec<Answer>,
 }
 
-/// An answer that is a lesson.
+/// An answer that is a target of training.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Answer {
     /// The kind of request that it answers.

@@ -11,18 +11,18 @@ use firebox_store::{Checkpoint, Dtype, Encoding, Heads, NewHead, encode, files};
 use firebox_text::{TextAssets, Tokenizer, TokenizerSource};
 use serde_json::json;
 
-use super::course::{Course, Reading, Requests, Text};
+use super::phase_data::{PhaseData, PhasePassages, Requests, Text};
 use super::{Generator, PocketTokenizer, Recipe, Scribe, ShapeName, Split, Task};
 use crate::ending::Ending;
 use crate::error::TrainError;
 use crate::export::{export_head, export_model};
 use crate::files::{beside, create_folder, remove_folder, sync_folder, write_text};
-use crate::lesson::Lesson;
 use crate::network::Source;
 use crate::progress::Progress;
 use crate::run::Run;
 use crate::settings::Settings;
 use crate::trainer::train;
+use crate::training_batch::TrainingBatch;
 
 const RECIPE: &str = "recipe.toml";
 const RUNS: &str = "runs";
@@ -140,14 +140,20 @@ impl<'a> Workshop<'a> {
         let tokenizer = tokenizer_of(&vocabulary)?;
         let scribe = Scribe::new(&tokenizer)?;
         let plan = &self.recipe.base;
-        let mut reading = Reading::default();
+        let mut passages = PhasePassages::default();
         for (number, stage) in plan.stages.iter().enumerate() {
             let shapes: Vec<_> = stage.shapes.iter().map(|shape| shape.shape()).collect();
             let seed = self.recipe.seed_of(&format!("{phase} {number}"));
-            let text = Text { seed, tasks: &Task::ALL, shapes: &shapes, tokens: stage.tokens, apart: false };
-            reading.add(&scribe, &text, plan.tokens_per_step)?;
+            let text = Text {
+                seed,
+                tasks: &Task::ALL,
+                shapes: &shapes,
+                tokens: stage.tokens,
+                one_task_per_batch: false,
+            };
+            passages.add(&scribe, &text, plan.tokens_per_step)?;
         }
-        let steps = reading.batches() as u64;
+        let steps = passages.batches() as u64;
         let settings = self.recipe.settings(phase, steps, plan.learning_rate, plan.warm_up_steps, None);
         let end = scribe.end();
         let config = self.recipe.config(tokenizer.vocab_size(), tokenizer.pad_id().unwrap_or(end), end);
@@ -155,9 +161,14 @@ impl<'a> Workshop<'a> {
         let network = Tower::begin_with_exit(&config, &device, self.recipe.seeded(phase), self.recipe.exit());
         let network = network.map_err(TrainError::network)?;
         let prompt_weight = plan.prompt_weight;
-        let course =
-            Course { reading, prompt_weight, trunk: None, teachers: Vec::new(), device: self.device.clone() };
-        let Some(tower) = self.phase(phase, network, course, settings, watch)? else { return Ok(false) };
+        let data = PhaseData {
+            passages,
+            prompt_weight,
+            trunk: None,
+            teachers: Vec::new(),
+            device: self.device.clone(),
+        };
+        let Some(tower) = self.phase(phase, network, data, settings, watch)? else { return Ok(false) };
 
         let unfinished = beside(model);
         remove_folder(&unfinished)?;
@@ -204,16 +215,17 @@ impl<'a> Workshop<'a> {
         let plan = &self.recipe.heads;
         let phase = task.name();
         let budget = plan.tokens_per_step;
-        let reading = self.reading(phase, &[task], &plan.shapes, plan.steps, budget, heads.model())?;
+        let passages =
+            self.phase_passages(phase, &[task], &plan.shapes, plan.steps, budget, heads.model())?;
         let settings = self.recipe.settings(phase, plan.steps, plan.learning_rate, plan.warm_up_steps, None);
-        let course = Course {
-            reading,
+        let data = PhaseData {
+            passages,
             prompt_weight: plan.prompt_weight,
             trunk: Some((self.trunk(heads.model())?, self.split())),
             teachers: Vec::new(),
             device: self.device.clone(),
         };
-        self.learn_head(phase, &HeadForm::Blocks, None, course, settings, heads, watch)
+        self.learn_head(phase, &HeadForm::Blocks, None, data, settings, heads, watch)
     }
 
     /// Trains the fallback, which is used while a head is not available.
@@ -221,7 +233,8 @@ impl<'a> Workshop<'a> {
         let plan = &self.recipe.fallback;
         let tasks = &self.recipe.heads.tasks;
         let budget = plan.tokens_per_step;
-        let reading = self.reading(FALLBACK, tasks, &plan.shapes, plan.steps, budget, heads.model())?;
+        let passages =
+            self.phase_passages(FALLBACK, tasks, &plan.shapes, plan.steps, budget, heads.model())?;
         let (rate, decay) = (plan.learning_rate, Some(plan.weight_decay));
         let settings = self.recipe.settings(FALLBACK, plan.steps, rate, plan.warm_up_steps, decay);
         let mut teachers = Vec::new();
@@ -230,15 +243,15 @@ impl<'a> Workshop<'a> {
             let teacher = self.tower(&HeadForm::Blocks, Some(&files), task.name(), heads.model())?;
             teachers.push((task, teacher.valid()));
         }
-        let course = Course {
-            reading,
+        let data = PhaseData {
+            passages,
             prompt_weight: 0.0,
             trunk: Some((self.trunk(heads.model())?, self.split())),
             teachers,
             device: self.device.clone(),
         };
         let begun = firebox_store::HeadFiles::open(self.beginning_of_fallback())?;
-        self.learn_head(FALLBACK, &self.bridge(), Some(&begun), course, settings, heads, watch)
+        self.learn_head(FALLBACK, &self.bridge(), Some(&begun), data, settings, heads, watch)
     }
 
     /// Trains the router, which chooses the head for a request.
@@ -263,7 +276,7 @@ impl<'a> Workshop<'a> {
         Scribe::new(&Tokenizer::new(model.text(), model.config())?)
     }
 
-    fn reading(
+    fn phase_passages(
         &self,
         phase: &str,
         tasks: &[Task],
@@ -271,14 +284,20 @@ impl<'a> Workshop<'a> {
         steps: u64,
         budget: usize,
         model: &Checkpoint,
-    ) -> Result<Reading, TrainError> {
+    ) -> Result<PhasePassages, TrainError> {
         let shapes: Vec<_> = shapes.iter().map(|shape| shape.shape()).collect();
         // Batches are not fuller than full, so there are enough of them.
         let tokens = steps as usize * budget;
-        let mut reading = Reading::default();
-        let text = Text { seed: self.recipe.seed_of(phase), tasks, shapes: &shapes, tokens, apart: true };
-        reading.add(&self.scribe(model)?, &text, budget)?;
-        Ok(reading)
+        let mut passages = PhasePassages::default();
+        let text = Text {
+            seed: self.recipe.seed_of(phase),
+            tasks,
+            shapes: &shapes,
+            tokens,
+            one_task_per_batch: true,
+        };
+        passages.add(&self.scribe(model)?, &text, budget)?;
+        Ok(passages)
     }
 
     fn tower(
@@ -301,7 +320,7 @@ impl<'a> Workshop<'a> {
     }
 
     #[expect(clippy::too_many_arguments, reason = "what a head is trained from, and only here")]
-    fn learn_head<S: Source<Batch = Lesson>>(
+    fn learn_head<S: Source<Batch = TrainingBatch>>(
         &self,
         phase: &str,
         form: &HeadForm,
@@ -321,7 +340,7 @@ impl<'a> Workshop<'a> {
     }
 
     /// Trains a phase; nothing if it was stopped.
-    fn phase<S: Source<Batch = Lesson>>(
+    fn phase<S: Source<Batch = TrainingBatch>>(
         &self,
         phase: &str,
         network: Tower,

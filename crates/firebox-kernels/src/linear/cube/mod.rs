@@ -7,7 +7,7 @@
 //! never as a whole. Within either way a row's result does not depend on the rows beside it; the two add in
 //! different orders, so across that limit it may differ in the last bits.
 
-mod gathered;
+mod gather;
 mod lines;
 mod rows;
 mod tiles;
@@ -27,7 +27,7 @@ use super::row_norm::RowNorm;
 use super::weight::Weight;
 use crate::activation::Activation;
 use crate::cube::{dims, element, floats, integers, is_cube, primitive, zeroed};
-pub(super) use gathered::{gather, gather_grouped};
+pub(super) use gather::{gather, gather_grouped};
 use rows::{FusedOps, supports_fusion};
 
 /// Up to so many rows, reading the weight once for each, from a cache that the row before has filled, is faster than tiles

@@ -11,7 +11,7 @@ use super::{Locked, State, WeightCache};
 use crate::governor::{Event, Governor};
 use crate::pressure::{Level, Pressure};
 use crate::residency::config::CONFIG;
-use crate::residency::demand::Urgency;
+use crate::residency::entitlement::Urgency;
 use crate::residency::share::{GovernedShare, ModelShare};
 use crate::telemetry::Meters;
 use crate::thermal::Thermometer;

@@ -9,7 +9,7 @@ use firebox_store::{Checkpoint, ReadAt, ReadMethod, StoreError, StreamConfig};
 
 use super::*;
 use crate::device;
-use crate::residency::demand::Urgency;
+use crate::residency::entitlement::Urgency;
 use crate::schedule::Priority;
 
 /// A disk that reads nothing while it is held.
@@ -98,7 +98,7 @@ fn reading_model(budget: &Budget) -> (StreamedDecoder, Arc<HeldDisk>, Arc<Cached
     disk.hold(true);
     let weights = decoder.weights();
     let cached = add(budget, weights);
-    cached.set_urgency(weights, Some(Urgency { priority: Priority::Normal, awaited: true }));
+    cached.set_urgency(weights, Some(Urgency { priority: Priority::Normal, awaits_first_token: true }));
     disk.wait_until_asked();
     cached.set_urgency(weights, None);
     assert_eq!(budget.held(Account::Scratch), weights.buffer_bytes() as u64);

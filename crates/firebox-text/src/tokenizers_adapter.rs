@@ -1,4 +1,4 @@
-//! Adapters of our own models to the pipeline of the `tokenizers` crate.
+//! An adapter of Firebox's word tokenizers to the pipeline of the `tokenizers` crate.
 
 use crate::vocabulary::Vocabulary;
 use std::collections::HashMap;

@@ -11,7 +11,7 @@ use crate::page_buffers::PAGE_TOKENS;
 
 /// Consecutive positions that lie together.
 #[derive(Debug, Clone)]
-pub(crate) struct BlockRun {
+pub(crate) struct KvRun {
     pub source: Source,
     pub slots: Range<usize>,
     /// The position of the first slot.
@@ -38,7 +38,7 @@ pub struct MappedKv {
     pub layers: Vec<Option<LayerKv>>,
 }
 
-impl BlockRun {
+impl KvRun {
     pub fn new(source: Source, slots: Range<usize>, position: usize) -> Self {
         Self { source, slots, position, visible: None, hidden: false }
     }

@@ -5,20 +5,20 @@ use firebox_model::{Fed, Tower};
 
 use super::{Generator, Passage, Scribe, Shape, Split, Task};
 use crate::error::TrainError;
-use crate::lesson::{Goal, Lesson, integers};
 use crate::network::Source;
 use crate::packing::{pack, shuffled};
+use crate::training_batch::{Goal, TrainingBatch, integers};
 
-/// Passages for one phase, in the order in which they are learnt from.
+/// The passages of one phase, packed into batches in the order of training.
 #[derive(Debug, Default)]
-pub(super) struct Reading {
+pub(super) struct PhasePassages {
     passages: Vec<Passage>,
     batches: Vec<Vec<usize>>,
 }
 
-impl Reading {
+impl PhasePassages {
     /// Adds passages of these tasks and shapes, with so many tokens together and as many of every shape. Batches have up
-    /// to `budget` tokens, and are of one task each if they are to be.
+    /// to `budget` tokens.
     pub fn add(&mut self, scribe: &Scribe, text: &Text<'_>, budget: usize) -> Result<(), TrainError> {
         let begin = self.passages.len();
         for (number, shape) in text.shapes.iter().enumerate() {
@@ -35,7 +35,8 @@ impl Reading {
             }
         }
         let mut batches = Vec::new();
-        let groups: Vec<&[Task]> = if text.apart { text.tasks.chunks(1).collect() } else { vec![text.tasks] };
+        let groups: Vec<&[Task]> =
+            if text.one_task_per_batch { text.tasks.chunks(1).collect() } else { vec![text.tasks] };
         for tasks in groups {
             let of_group = |at: &usize| tasks.contains(&self.passages[*at].task);
             let places: Vec<usize> = (begin..self.passages.len()).filter(of_group).collect();
@@ -66,13 +67,13 @@ pub(super) struct Text<'a> {
     pub shapes: &'a [Shape],
     pub tokens: usize,
     /// Puts only passages of one task into a batch.
-    pub apart: bool,
+    pub one_task_per_batch: bool,
 }
 
-/// A reading, and what is to be learnt from it.
+/// The passages of a phase, and how the network learns from them.
 #[derive(Debug)]
-pub(super) struct Course {
-    pub reading: Reading,
+pub(super) struct PhaseData {
+    pub passages: PhasePassages,
     /// The weight in the loss of tokens outside the answers that are learned.
     pub prompt_weight: f32,
     /// The model and layer whose inputs the network is trained on, if it does not start from tokens.
@@ -82,15 +83,15 @@ pub(super) struct Course {
     pub device: Device,
 }
 
-impl Source for Course {
-    type Batch = Lesson;
+impl Source for PhaseData {
+    type Batch = TrainingBatch;
 
     fn len(&mut self, _: u64) -> usize {
-        self.reading.batches()
+        self.passages.batches()
     }
 
-    fn batch(&mut self, _: u64, index: usize) -> Result<Lesson, TrainError> {
-        let passages = self.reading.batch(index);
+    fn batch(&mut self, _: u64, index: usize) -> Result<TrainingBatch, TrainError> {
+        let passages = self.passages.batch(index);
         let lengths: Vec<usize> = passages.iter().map(|passage| passage.tokens.len()).collect();
         let (mut tokens, mut rows, mut weights, mut targets) = (vec![], vec![], vec![], vec![]);
         for passage in &passages {
@@ -117,10 +118,10 @@ impl Source for Course {
                 Goal::Teacher(teacher.scored(hidden.select(0, integers(&rows, &self.device))))
             }
         };
-        Ok(Lesson { fed, lengths, rows, weights, goal })
+        Ok(TrainingBatch { fed, lengths, rows, weights, goal })
     }
 
-    fn held_out(&mut self, _: usize) -> Result<Lesson, TrainError> {
+    fn held_out(&mut self, _: usize) -> Result<TrainingBatch, TrainError> {
         let reason = "what is held out is asked for in conversations".into();
         Err(TrainError::NoData { what: "a phase of the recipe".into(), reason })
     }
@@ -166,17 +167,17 @@ fn label(task: Task) -> u32 {
 }
 
 impl Source for Requests {
-    type Batch = Lesson;
+    type Batch = TrainingBatch;
 
     fn len(&mut self, _: u64) -> usize {
         1
     }
 
-    fn batch(&mut self, _: u64, _: usize) -> Result<Lesson, TrainError> {
+    fn batch(&mut self, _: u64, _: usize) -> Result<TrainingBatch, TrainError> {
         let count = self.labels.len();
         let width = self.states.len() / count.max(1);
         let states = TensorData::new(self.states.clone(), [count, width]);
-        Ok(Lesson {
+        Ok(TrainingBatch {
             fed: Fed::States(Tensor::from_data(states, &self.device)),
             lengths: vec![1; count],
             rows: (0..count as u32).collect(),
@@ -185,7 +186,7 @@ impl Source for Requests {
         })
     }
 
-    fn held_out(&mut self, _: usize) -> Result<Lesson, TrainError> {
+    fn held_out(&mut self, _: usize) -> Result<TrainingBatch, TrainError> {
         let reason = "what is held out is asked for in conversations".into();
         Err(TrainError::NoData { what: "the router".into(), reason })
     }

@@ -14,6 +14,7 @@ use tempfile::{TempDir, tempdir};
 
 use super::*;
 use crate::encoding::{Dtype, Encoding};
+use crate::heads::NewHead;
 use crate::read_unit::Tensors;
 use crate::verify::verify;
 use crate::weight::Weight;
@@ -34,7 +35,7 @@ thread_local! {
 }
 
 /// Called before every change to the disk.
-pub(super) fn step() {
+pub(in crate::heads) fn step() {
     static LAST: OnceLock<Option<u64>> = OnceLock::new();
     if !COUNTED.get() {
         return;
@@ -60,7 +61,7 @@ fn say(word: &str) {
 fn model(folder: &Path) {
     fs::create_dir(folder).unwrap();
     let tensor = |name: &str, seed: u8| plain(name, seed);
-    let mut plan = crate::writer::FileLayout::new("model");
+    let mut plan = crate::safetensors_writer::FileLayout::new("model");
     let tensors = [
         tensor("model.embed_tokens.weight", 1),
         tensor("model.layers.0.mlp.up_proj.weight", 2),
@@ -71,7 +72,8 @@ fn model(folder: &Path) {
     for weight in &tensors {
         plan.push_encoded(&weight.name, &weight.shape, weight.encoding).unwrap();
     }
-    let mut file = crate::writer::TensorWriter::create(&folder.join("model.safetensors"), plan).unwrap();
+    let mut file =
+        crate::safetensors_writer::TensorWriter::create(&folder.join("model.safetensors"), plan).unwrap();
     for weight in &tensors {
         file.next_tensor().unwrap();
         file.write(&weight.data).unwrap();
@@ -173,7 +175,7 @@ fn goes_on(folder: &Path) {
 
 fn child(folder: &Path, change: &str, last: Option<u64>) -> Child {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["heads::tests::killed_child", "--exact", "--nocapture"]);
+    command.args(["heads::installed::tests::killed_child", "--exact", "--nocapture"]);
     command.env(FOLDER_OF_CHILD, folder).env(CHANGE, change);
     if let Some(last) = last {
         command.env(LAST_STEP, last.to_string());

@@ -1,14 +1,14 @@
-//! Speed and memory by how many layers are kept and by which ones, foretold and measured.
+//! Speed and memory by the number and choice of resident layers, predicted and measured.
 
 use anyhow::Context as _;
 use firebox_runtime::{Model, device};
 
 use crate::child::{self, Task, TaskKind};
 use crate::figure::{Declared, Figures, compared, times};
-use crate::measures::run::{Foretold, Kept, PLENTY, Ran, Run};
+use crate::measures::run::{PLENTY, Predicted, Resident, Run, RunResult};
 use crate::setup::Setup;
 
-/// Speed and memory by how much is kept, a fourth of the layers more in each.
+/// The figures of speed and memory at each step; every step has a fourth of the layers more resident.
 pub const STEPS: [(&str, &str); 5] = [
     ("sweep.kept_0", "sweep.memory_0"),
     ("sweep.kept_25", "sweep.memory_25"),
@@ -38,8 +38,8 @@ pub const FIGURES: &[Declared] = &[
 /// Tokens decoded for one figure.
 const TOKENS: (usize, usize) = (12, 4);
 
-const PLACEMENTS: [(Kept, &str); 3] =
-    [(Kept::First, "sweep.first"), (Kept::Last, "sweep.last"), (Kept::Spread, "sweep.spread")];
+const PLACEMENTS: [(Resident, &str); 3] =
+    [(Resident::First, "sweep.first"), (Resident::Last, "sweep.last"), (Resident::Spread, "sweep.spread")];
 
 pub fn measure(setup: &Setup, figures: &mut Figures) -> anyhow::Result<()> {
     let layers = Model::open(setup.plain(), &device("cpu")?)?.decoder()?.layers();
@@ -47,25 +47,25 @@ pub fn measure(setup: &Setup, figures: &mut Figures) -> anyhow::Result<()> {
     for _ in 0..setup.rounds {
         let (mut worst, mut speeds) = ((0.0, 0.0, 0.0), Vec::new());
         for (quarter, (speed, memory)) in STEPS.into_iter().enumerate() {
-            let (ran, foretold) = run(setup, layers * quarter / quarters, Kept::Fastest)?;
+            let (ran, predicted) = run(setup, layers * quarter / quarters, Resident::Fastest)?;
             let measured = ran.speed()?;
-            let off = error(foretold.speed, measured);
-            figures.add_pair(speed, off, measured, foretold.speed)?;
-            let [peak, peak_foretold] = [ran.peak, foretold.peak].map(|bytes| bytes as f64 / 1e6);
-            figures.add_pair(memory, error(peak_foretold, peak), peak, peak_foretold)?;
+            let off = error(predicted.speed, measured);
+            figures.add_pair(speed, off, measured, predicted.speed)?;
+            let [peak, predicted_peak] = [ran.peak, predicted.peak].map(|bytes| bytes as f64 / 1e6);
+            figures.add_pair(memory, error(predicted_peak, peak), peak, predicted_peak)?;
             if off.abs() >= worst.0 {
-                worst = (off.abs(), measured, foretold.speed);
+                worst = (off.abs(), measured, predicted.speed);
             }
             speeds.push(measured);
         }
         let streamed = speeds[0];
-        for (kept, name) in PLACEMENTS {
-            let measured = run(setup, layers / 2, kept)?.0.speed()?;
+        for (resident, name) in PLACEMENTS {
+            let measured = run(setup, layers / 2, resident)?.0.speed()?;
             figures.more(name, measured, streamed)?;
             speeds.push(measured);
         }
-        let (off, measured, foretold) = worst;
-        figures.add_pair("sweep.worst_error", off, measured, foretold)?;
+        let (off, measured, predicted) = worst;
+        figures.add_pair("sweep.worst_error", off, measured, predicted)?;
         let slowest = speeds.into_iter().fold(f64::INFINITY, f64::min);
         figures.more("sweep.slowest", slowest, streamed)?;
     }
@@ -73,16 +73,16 @@ pub fn measure(setup: &Setup, figures: &mut Figures) -> anyhow::Result<()> {
 }
 
 /// Returns by how many per cent the predicted value exceeds the measured one.
-fn error(foretold: f64, measured: f64) -> f64 {
-    100.0 * (foretold / measured - 1.0)
+fn error(predicted: f64, measured: f64) -> f64 {
+    100.0 * (predicted / measured - 1.0)
 }
 
-/// As who asks for so many layers has it: probed, planned, and run.
-fn run(setup: &Setup, layers: usize, kept: Kept) -> anyhow::Result<(Ran, Foretold)> {
-    let (memory, layers) = (Some(PLENTY), Some((layers, kept)));
+/// Probes and plans the model with this many resident layers, and runs it.
+fn run(setup: &Setup, layers: usize, resident: Resident) -> anyhow::Result<(RunResult, Predicted)> {
+    let (memory, layers) = (Some(PLENTY), Some((layers, resident)));
     let tokens = setup.usual_or(TOKENS.0, TOKENS.1);
     let run = Run { memory, layers, prompt: 16, depth: 32, tokens, ..Run::short(setup.plain()) };
-    let ran: Ran = child::asked(&Task::new(TaskKind::Run, &run)?, None)?;
-    let foretold = ran.foretold.context("what is fitted into memory is planned")?;
-    Ok((ran, foretold))
+    let ran: RunResult = child::asked(&Task::new(TaskKind::Run, &run)?, None)?;
+    let predicted = ran.predicted.context("what is fitted into memory is planned")?;
+    Ok((ran, predicted))
 }

@@ -9,7 +9,7 @@ use crate::network::Network;
 
 /// Sequences, and what is to come of some of their rows.
 #[derive(Debug, Clone)]
-pub struct Lesson {
+pub struct TrainingBatch {
     /// Tokens, or what a trunk made of them.
     pub fed: Fed,
     /// The length of each sequence.
@@ -32,16 +32,16 @@ pub enum Goal {
 }
 
 impl Network for Tower {
-    type Batch = Lesson;
+    type Batch = TrainingBatch;
 
-    fn loss(&self, lesson: &Lesson) -> Result<(Tensor<1>, usize), TrainError> {
-        let count = lesson.rows.len();
-        let reached = self.reached(lesson.fed.clone(), &lesson.lengths).map_err(TrainError::network)?;
+    fn loss(&self, batch: &TrainingBatch) -> Result<(Tensor<1>, usize), TrainError> {
+        let count = batch.rows.len();
+        let reached = self.reached(batch.fed.clone(), &batch.lengths).map_err(TrainError::network)?;
         let device = reached.last.device();
-        let weights = TensorData::new(lesson.weights.clone(), [count]);
+        let weights = TensorData::new(batch.weights.clone(), [count]);
         let weights = Tensor::from_data(weights, &device.clone().without_autodiff());
-        let rows = integers(&lesson.rows, &device);
-        let loss_of = |logits| match &lesson.goal {
+        let rows = integers(&batch.rows, &device);
+        let loss_of = |logits| match &batch.goal {
             Goal::Tokens(tokens) => cross_entropy(logits, integers(tokens, &device), weights.clone()),
             Goal::Teacher(teacher) => divergence(logits, teacher.clone(), weights.clone(), 1.0),
         };

@@ -1,4 +1,4 @@
-//! The demand for models that share a budget, and which of two may take memory from the other.
+//! What models that share a budget are entitled to, and which of two may take memory from the other.
 
 use std::cmp::{Ordering, Reverse};
 use std::sync::Weak;
@@ -14,7 +14,7 @@ pub struct Urgency {
     /// The highest priority of its requests.
     pub priority: Priority,
     /// Whether one of these requests still waits for its first token.
-    pub awaited: bool,
+    pub awaits_first_token: bool,
 }
 
 /// What a model that shares a budget is entitled to, and the demand for it.
@@ -57,8 +57,8 @@ impl Entitlement {
     }
 
     /// Returns whether a request waits for the first token.
-    pub fn is_awaited(&self) -> bool {
-        self.urgency.is_some_and(|urgency| urgency.awaited)
+    pub fn awaits_first_token(&self) -> bool {
+        self.urgency.is_some_and(|urgency| urgency.awaits_first_token)
     }
 
     fn priority(&self) -> Option<Priority> {
@@ -86,7 +86,7 @@ impl Entitlement {
         !other.is_pinned
             && match self.priority().cmp(&other.priority()) {
                 Ordering::Greater => true,
-                Ordering::Equal => !self.is_idle() && is_smaller && !other.is_awaited(),
+                Ordering::Equal => !self.is_idle() && is_smaller && !other.awaits_first_token(),
                 Ordering::Less => false,
             }
     }
@@ -96,8 +96,8 @@ impl Entitlement {
 mod tests {
     use super::*;
 
-    fn urgency(priority: Priority, awaited: bool) -> Option<Urgency> {
-        Some(Urgency { priority, awaited })
+    fn urgency(priority: Priority, awaits_first_token: bool) -> Option<Urgency> {
+        Some(Urgency { priority, awaits_first_token })
     }
 
     #[test]

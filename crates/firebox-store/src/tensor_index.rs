@@ -1,4 +1,4 @@
-//! The catalog of a checkpoint's tensors, and the mapped files that hold them.
+//! The index of a checkpoint's tensors by name, and the mapped files that hold them.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -25,7 +25,7 @@ pub struct TensorInfo {
     pub bytes: u64,
 }
 
-/// A range of one of the catalog's files.
+/// A range of one of the index's files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Span {
     pub(crate) file: usize,
@@ -48,14 +48,14 @@ impl Place {
 
 /// Tensors in the order of a forward pass, found by name. Their spans have been checked against the lengths of the files.
 #[derive(Debug)]
-pub(crate) struct Catalog {
+pub(crate) struct TensorIndex {
     path: PathBuf,
     files: Vec<Mapping>,
     tensors: Vec<(TensorInfo, Place)>,
     index: HashMap<String, usize>,
 }
 
-impl Catalog {
+impl TensorIndex {
     pub(crate) fn new(
         path: PathBuf,
         files: Vec<Mapping>,

@@ -1,4 +1,4 @@
-//! Measures how much sequences that share a model or a machine slow each other down.
+//! Measures how much concurrent requests of a model slow each other down, and what switching between models costs.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -87,17 +87,18 @@ impl RequestLog {
     }
 }
 
-/// Runs until nothing is left. Returns the time it took beside the layers, of those before which another model ran, and of others.
+/// Runs until nothing is left. Returns the overhead of each step beside its layer: first of steps that continue the same
+/// model, then of those that switch to another.
 fn run(core: &mut EngineCore, clock: &WallClock, log: &mut RequestLog) -> anyhow::Result<[Vec<Duration>; 2]> {
-    let mut beside = [Vec::new(), Vec::new()];
+    let mut overhead = [Vec::new(), Vec::new()];
     loop {
         let began = clock.now();
         match core.work(clock, &mut |id, event| log.record(clock, id, event)) {
             StepOutcome::Layer { took, switched } => {
-                beside[usize::from(switched)].push((clock.now() - began).saturating_sub(took));
+                overhead[usize::from(switched)].push((clock.now() - began).saturating_sub(took));
             }
             StepOutcome::Waiting => std::thread::sleep(Duration::from_micros(100)),
-            StepOutcome::Idle => return log.check().map(|()| beside),
+            StepOutcome::Idle => return log.check().map(|()| overhead),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Gathers rows of a weight as f32: a unit for every word.
+//! Gathers rows of a weight as f32. One thread for each 32-bit word.
 
 use burn::tensor::{DType, Int, Tensor};
 use burn_cubecl::CubeBackend;
