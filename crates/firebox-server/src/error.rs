@@ -78,8 +78,8 @@ pub enum ServerError {
     Engine(#[from] EngineError),
 }
 
-impl From<firebox_runtime::RuntimeError> for ServerError {
-    fn from(error: firebox_runtime::RuntimeError) -> Self {
+impl From<RuntimeError> for ServerError {
+    fn from(error: RuntimeError) -> Self {
         Self::Engine(error.into())
     }
 }
