@@ -13,12 +13,7 @@ use firebox::{Generation, GenerationConfig, Model, RuntimeError, SamplerConfig, 
 const SAID: usize = 5;
 
 fn tokens(most: usize) -> GenerationConfig {
-    GenerationConfig {
-        max_tokens: Some(most),
-        ignore_end: true,
-        sampler: SamplerConfig::greedy(),
-        ..GenerationConfig::default()
-    }
+    GenerationConfig::new().with_max_tokens(most).with_ignore_end(true).with_sampler(SamplerConfig::greedy())
 }
 
 fn open(device: &Device) -> Model {

@@ -153,6 +153,7 @@ impl fmt::Debug for Shared {
 
 /// An event of a pipeline.
 #[derive(Debug)]
+#[non_exhaustive]
 pub enum PipelineEvent {
     /// A stage was chosen.
     Routed {
