@@ -12,7 +12,7 @@ pub struct HeadTransform {
     pub query_norm: Option<RowNorm>,
     /// The norm of key heads.
     pub key_norm: Option<RowNorm>,
-    /// Cosines and sines `[rows, 1, pairs]` of the [rotation](rotate) of both.
+    /// Cosines and sines `[rows, 1, pairs]` of the [rotation](crate::rope::rotate) of both.
     pub angles: Option<[Tensor<3>; 2]>,
     /// Rotated pairs are interleaved.
     pub interleaved: bool,

@@ -9,7 +9,7 @@ use super::{Weight, multiply_each};
 use crate::activation::Activation;
 use crate::gate::gated;
 
-/// Returns the products of normalised rows with several weights: [`rms_norm`], then [`multiply_each`].
+/// Returns the products of normalised rows with several weights: [`rms_norm`](crate::norm::rms_norm), then [`multiply_each`].
 ///
 /// On accelerators a few rows and weights of one form take one launch for every three weights.
 pub fn multiply_each_normed(x: Tensor<2>, norm: RowNorm, weights: Vec<Weight>) -> Vec<Tensor<2>> {
@@ -20,7 +20,7 @@ pub fn multiply_each_normed(x: Tensor<2>, norm: RowNorm, weights: Vec<Weight>) -
     multiply_each(norm.apply(x), weights)
 }
 
-/// Returns `activation(gate(x)) * up(x)` of normalised rows: [`rms_norm`], [`multiply_each`], then [`gated`].
+/// Returns `activation(gate(x)) * up(x)` of normalised rows: [`rms_norm`](crate::norm::rms_norm), [`multiply_each`], then [`gated`].
 ///
 /// On accelerators a few rows and weights of one form take one launch.
 pub fn multiply_gated(

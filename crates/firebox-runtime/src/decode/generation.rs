@@ -55,8 +55,8 @@ impl GenerationStart {
     }
 }
 
-/// A generation in progress, an iterator over its pieces. Dropping it leaves the session with every token it handed out; the last one goes through the
-/// layers with the next feed.
+/// A generation in progress, an iterator over its pieces. Dropping it leaves the session with every token it handed out; the
+/// last one goes through the layers with the next feed.
 #[derive(Debug)]
 pub struct Generation<'s> {
     session: &'s mut Session,
