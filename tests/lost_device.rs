@@ -62,8 +62,8 @@ fn a_lost_device_fails_what_is_asked_of_it_and_nothing_else() {
                 }
             }
             Event::Failed(failed) => failure = Some(failed),
-            Event::Waiting { .. } => {}
             Event::Finished(_) => panic!("it was answered by a device that is gone"),
+            _ => {}
         }
     }
     let failure = failure.unwrap();
