@@ -129,7 +129,7 @@ impl fmt::Debug for Stage {
 ///     match event {
 ///         PipelineEvent::Routed { stage, .. } => println!("[{stage}]"),
 ///         PipelineEvent::Replaced { by, why, .. } => println!("[{why}; {by} answers]"),
-///         PipelineEvent::Answer(_) => {}
+///         _ => {}
 ///     }
 /// }
 /// # Ok(()) }

@@ -141,7 +141,7 @@ impl Script {
 /// let mut conversation = Conversation::new(&script, &mut session, capacity);
 /// conversation.open(Some("Be brief."))?;
 /// let asked = conversation.ask("Who are you?")?;
-/// let config = GenerationConfig { max_tokens: Some(asked.room), ..GenerationConfig::default() };
+/// let config = GenerationConfig::new().with_max_tokens(asked.room);
 /// let tokenizer = Some(model.tokenizer()?.clone());
 /// let mut answer = Generation::begin(&mut session, tokenizer, &asked.prompt, config)?;
 /// while let Some(piece) = answer.next_piece()? {
