@@ -5,15 +5,15 @@
 //! ratios is printed with the lowest and the highest. Passes of several rows are measured beside it, because they decide
 //! what can be gained.
 
-use std::collections::HashMap;
 use std::error::Error;
 use std::path::PathBuf;
 use std::time::Instant;
 
 use firebox::engine::{Engine, EngineConfig, Request};
+use firebox::internals::runtime::{DRAFT_TOKENS, LookupDrafter};
 use firebox::{
-    DRAFT_TOKENS, Draft, Drafter, Generation, GenerationConfig, LookupDrafter, Model, RuntimeError, Sampler,
-    SamplerConfig, Speculation, Summary, device,
+    Draft, Drafter, Generation, GenerationConfig, Model, RuntimeError, Sampler, SamplerConfig, Speculation,
+    Summary, device,
 };
 
 /// What the command line uses too.
@@ -53,15 +53,18 @@ type Run = (f64, Vec<Vec<u32>>, (usize, usize));
 fn cases(model: &Model, prompt: &[u32]) -> Result<Vec<Case>, RuntimeError> {
     let vocab = model.decoder()?.config().vocab_size;
     let lookup = || Speculation::new(LookupDrafter::new());
-    let warm = SamplerConfig { temperature: 1.0, seed: 7, ..SamplerConfig::default() };
+    let warm = SamplerConfig::default().with_temperature(1.0).with_seed(7);
     // Eight tokens in random order repeat every three of them sooner or later, and go on differently.
-    let few: HashMap<u32, f32> = (0..8).map(|at| ((at * 37 + 11) % vocab as u32, 1000.0)).collect();
-    let restless =
-        SamplerConfig { logit_bias: few, temperature: 20.0, seed: 7, top_k: 8, ..SamplerConfig::default() };
+    let few = (0..8).map(|at| ((at * 37 + 11) % vocab as u32, 1000.0));
+    let restless = few
+        .fold(SamplerConfig::default(), |config, (token, bias)| config.with_logit_bias(token, bias))
+        .with_temperature(20.0)
+        .with_seed(7)
+        .with_top_k(8);
     let greedy = SamplerConfig::greedy();
     // Random weights say one token over and over; what may not be said again at once comes back in turn.
-    let cycle = SamplerConfig { presence_penalty: 100.0, penalty_window: 4, ..greedy.clone() };
-    let sampled = SamplerConfig { top_k: 40, ..warm };
+    let cycle = greedy.clone().with_presence_penalty(100.0).with_penalty_window(4);
+    let sampled = warm.with_top_k(40);
     let wrong = || Speculation::new(Wrong);
     let fresh = || prompt.to_vec();
     Ok(vec![
@@ -82,11 +85,7 @@ fn cases(model: &Model, prompt: &[u32]) -> Result<Vec<Case>, RuntimeError> {
 /// A prompt with what a model says first, until it repeats itself.
 fn settled(model: &Model, prompt: &[u32], sampler: &SamplerConfig) -> Result<Vec<u32>, RuntimeError> {
     let mut session = model.session()?;
-    let config = GenerationConfig {
-        max_tokens: Some(SETTLING),
-        sampler: sampler.clone(),
-        ..GenerationConfig::default()
-    };
+    let config = GenerationConfig::new().with_max_tokens(SETTLING).with_sampler(sampler.clone());
     let mut generation = Generation::begin(&mut session, None, prompt, config)?;
     while generation.next_piece()?.is_some() {}
     generation.finish()?;
@@ -107,11 +106,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     rows(&model, &prompt, rounds)?;
     proposing()?;
     for case in cases(&model, &prompt)? {
-        let config = GenerationConfig {
-            max_tokens: Some(tokens),
-            sampler: case.sampler.clone(),
-            ..GenerationConfig::default()
-        };
+        let config = GenerationConfig::new().with_max_tokens(tokens).with_sampler(case.sampler.clone());
         let mut ratios = Vec::new();
         let mut last = None;
         for _ in 0..rounds {
@@ -166,7 +161,7 @@ fn streamed(
     engine.add("model", model.clone())?;
     let run = |lookup: bool| -> Result<Run, Box<dyn Error>> {
         let request = || {
-            let config = GenerationConfig { ignore_end: true, ..config.clone() };
+            let config = config.clone().with_ignore_end(true);
             Request::new("model", case.prompt.clone()).with_config(config).with_lookup(lookup)
         };
         let answers: Vec<_> = (0..streams).map(|_| engine.generate(request())).collect();

@@ -9,8 +9,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use firebox::model::Decoder;
-use firebox::store::Checkpoint;
+use firebox::internals::model::Decoder;
+use firebox::internals::store::Checkpoint;
 use firebox::telemetry::{Counter, Histogram, Kind, TIMELINE_EVENTS, Telemetry, render};
 use firebox::{Model, Session, device};
 

@@ -2,7 +2,7 @@
 //!
 //! `cargo run --release --example axum_embed`
 
-#![allow(clippy::print_stdout, reason = "an example talks to whoever runs it")]
+#![allow(clippy::print_stdout, reason = "an example prints its output")]
 
 use std::net::SocketAddr;
 

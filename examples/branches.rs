@@ -2,7 +2,7 @@
 //!
 //! `cargo run --release --example branches`
 
-#![allow(clippy::print_stdout, reason = "an example talks to whoever runs it")]
+#![allow(clippy::print_stdout, reason = "an example prints its output")]
 
 use std::time::Instant;
 
@@ -23,15 +23,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let branch = tree.fork(tree.root())?;
         let forked = began.elapsed();
         let prompt = tokenizer.encode(&format!("<|user|>{question}<|end|><|assistant|>"), false)?;
-        let config = GenerationConfig {
-            max_tokens: Some(24),
-            end_tokens: model.end_tokens(),
-            ..GenerationConfig::default()
-        };
-        let mut generation =
-            Generation::begin(tree.session(branch)?, Some(tokenizer.clone()), &prompt, config)?;
-        while generation.next_piece()?.is_some() {}
-        println!("{question} {} (forked in {} ns)", generation.finish()?.text, forked.as_nanos());
+        let config = GenerationConfig::new().with_max_tokens(24);
+        let generation = Generation::begin(tree.session(branch)?, Some(tokenizer.clone()), &prompt, config)?;
+        println!("{question} {} (forked in {} ns)", generation.complete()?.text, forked.as_nanos());
         branches.push(branch);
     }
     for branch in tree.iter() {

@@ -2,7 +2,7 @@
 //!
 //! `cargo run --release --example facts`
 
-#![allow(clippy::print_stdout, reason = "an example talks to whoever runs it")]
+#![allow(clippy::print_stdout, reason = "an example prints its output")]
 
 use firebox::heads::HeadPoolConfig;
 use firebox::{
@@ -43,12 +43,7 @@ fn asked(model: &Model, session: &Session, question: &str) -> Result<String, Box
     let mut branch = session.clone();
     branch.begin_turn(&[Role::User, Role::Assistant])?;
     let prompt = tokenizer.encode(&format!("<|user|>{question}<|end|><|assistant|>"), false)?;
-    let config = GenerationConfig {
-        max_tokens: Some(24),
-        end_tokens: model.end_tokens(),
-        ..GenerationConfig::default()
-    };
-    let mut generation = Generation::begin(&mut branch, Some(tokenizer), &prompt, config)?;
-    while generation.next_piece()?.is_some() {}
-    Ok(generation.finish()?.text)
+    let config = GenerationConfig::new().with_max_tokens(24);
+    let generation = Generation::begin(&mut branch, Some(tokenizer), &prompt, config)?;
+    Ok(generation.complete()?.text)
 }

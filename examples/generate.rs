@@ -14,12 +14,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let tokenizer = model.tokenizer()?.clone();
     let prompt = tokenizer.encode(&text, true)?;
     let mut session = model.session()?;
-    let config = GenerationConfig {
-        max_tokens: Some(32),
-        continues: true,
-        sampler: SamplerConfig { temperature: 0.8, top_p: 0.95, seed: 7, ..SamplerConfig::default() },
-        ..GenerationConfig::default()
-    };
+    let config = GenerationConfig::new()
+        .with_max_tokens(32)
+        .with_continues(true)
+        .with_sampler(SamplerConfig::default().with_temperature(0.8).with_top_p(0.95).with_seed(7));
     let mut generation = Generation::begin(&mut session, Some(tokenizer), &prompt, config)?;
     let mut out = std::io::stdout().lock();
     while let Some(piece) = generation.next_piece()? {

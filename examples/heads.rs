@@ -2,7 +2,7 @@
 //!
 //! `cargo run --release --example heads`
 
-#![allow(clippy::print_stdout, reason = "an example talks to whoever runs it")]
+#![allow(clippy::print_stdout, reason = "an example prints its output")]
 
 use firebox::heads::HeadPoolConfig;
 use firebox::{Generation, GenerationConfig, Model, OWN_HEAD, device};
@@ -25,14 +25,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             println!("{head}: {reason}");
         }
         let question = tokenizer.encode("<|user|>What is my dog called?<|end|><|assistant|>", false)?;
-        let config = GenerationConfig {
-            max_tokens: Some(24),
-            end_tokens: model.end_tokens(),
-            ..GenerationConfig::default()
-        };
-        let mut generation = Generation::begin(&mut session, Some(tokenizer.clone()), &question, config)?;
-        while generation.next_piece()?.is_some() {}
-        let answer = generation.finish()?;
+        let config = GenerationConfig::new().with_max_tokens(24);
+        let generation = Generation::begin(&mut session, Some(tokenizer.clone()), &question, config)?;
+        let answer = generation.complete()?;
         println!("{head:>10}, changed in {:.2} ms: {}", worn.took.as_secs_f64() * 1e3, answer.text);
         session.rewind(said);
     }

@@ -2,7 +2,7 @@
 //!
 //! `cargo run --release --example larger_than_memory -- MODEL 600M`
 
-#![allow(clippy::print_stdout, reason = "an example talks to whoever runs it")]
+#![allow(clippy::print_stdout, reason = "an example prints its output")]
 
 use std::error::Error;
 
@@ -16,10 +16,9 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let model = Model::open_within(path, &device("cpu")?, &ResidencyOptions::new(memory))?;
     let mut session = model.session()?;
-    let config = GenerationConfig { max_tokens: Some(16), ..GenerationConfig::default() };
-    let mut generation = Generation::begin(&mut session, None, &[3, 1, 4, 1, 5, 9, 2, 6], config)?;
-    while generation.next_piece()?.is_some() {}
-    let summary = generation.finish()?;
+    let config = GenerationConfig::new().with_max_tokens(16);
+    let generation = Generation::begin(&mut session, None, &[3, 1, 4, 1, 5, 9, 2, 6], config)?;
+    let summary = generation.complete()?;
 
     let (residency, decoder) = (model.residency().ok_or("it was fitted")?, model.decoder()?);
     let read = decoder.streamed().ok_or("its weights are streamed")?.report();

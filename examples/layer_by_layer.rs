@@ -2,12 +2,13 @@
 //!
 //! `cargo run --release --example layer_by_layer [MODEL]`
 
-#![allow(clippy::print_stdout, clippy::print_stderr, reason = "an example talks to whoever runs it")]
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "an example prints its output")]
 
 use std::error::Error;
 
-use firebox::model::{Input, LogitRows, Pass};
-use firebox::{Model, device, likeliest};
+use firebox::internals::model::{Input, LogitRows, Pass};
+use firebox::internals::runtime::likeliest;
+use firebox::{Model, device};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let path = std::env::args().nth(1).unwrap_or_else(|| "tests/fixtures/reference/qwen3".into());

@@ -3,14 +3,13 @@
 //!
 //! `cargo run --release --example own_component`
 
-#![allow(clippy::print_stdout, reason = "an example talks to whoever runs it")]
+#![allow(clippy::print_stdout, reason = "an example prints its output")]
 
 use burn::tensor::{Device, Tensor};
-use firebox::cache::TurnKind;
-use firebox::model::{ComponentError, FeedForward, OwnFeedForward};
+use firebox::components::{ComponentError, FeedForward, OwnFeedForward};
 use firebox::{
     AfterEviction, CacheError, Draft, Drafter, Eviction, EvictionPolicy, Generation, GenerationConfig, Model,
-    Role, RuntimeError, Sampler, Speculation, Turn, device,
+    Role, RuntimeError, Sampler, Speculation, Turn, TurnKind, device,
 };
 
 /// Drafts the rest of an answer that is often given.
@@ -93,11 +92,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let model = Model::open("assets/pocket", &device("cpu")?)?;
     let tokenizer = model.tokenizer()?.clone();
     let prompt = tokenizer.encode("<|user|>Who are you?<|end|><|assistant|>", false)?;
-    let config = GenerationConfig {
-        max_tokens: Some(24),
-        end_tokens: model.end_tokens(),
-        ..GenerationConfig::default()
-    };
+    let config = GenerationConfig::new().with_max_tokens(24).with_end_tokens(model.end_tokens());
     let phrase = tokenizer.encode("<|assistant|>I am the pocket model of Firebox.<|end|>", false)?;
     for mut speculation in [None, Some(Speculation::new(Phrases(vec![phrase])))] {
         let mut session = model.session()?;
@@ -125,10 +120,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         // The weights are those of the model, and the variant goes wherever a model goes.
         let variant = model.clone().with_feed_forward(2, |there| Gates::new(there, width, open))?;
         let mut session = variant.session()?;
-        let mut generation =
-            Generation::begin(&mut session, Some(tokenizer.clone()), &prompt, config.clone())?;
-        while generation.next_piece()?.is_some() {}
-        println!("gates {open} open: {}", generation.finish()?.text);
+        let generation = Generation::begin(&mut session, Some(tokenizer.clone()), &prompt, config.clone())?;
+        println!("gates {open} open: {}", generation.complete()?.text);
     }
     Ok(())
 }

@@ -2,7 +2,7 @@
 //!
 //! `cargo run --release --example pipeline`
 
-#![allow(clippy::print_stdout, reason = "an example talks to whoever runs it")]
+#![allow(clippy::print_stdout, reason = "an example prints its output")]
 
 use std::time::Duration;
 
@@ -19,11 +19,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let ask = move |text: &str| -> Result<Vec<u32>, RuntimeError> {
         Ok(tokenizer.encode(&format!("<|user|>{text}<|end|><|assistant|>"), false)?)
     };
-    let config = GenerationConfig {
-        max_tokens: Some(32),
-        end_tokens: model.end_tokens(),
-        ..GenerationConfig::default()
-    };
+    let config = GenerationConfig::new().with_max_tokens(32).with_end_tokens(model.end_tokens());
     let stage = |head: &str| {
         let stage = Stage::new("pocket", ask.clone()).with_head(head).with_config(config.clone());
         stage.with_first_by(Duration::from_secs(10)).with_least_confidence(0.5)
@@ -53,7 +49,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                 }
                 PipelineEvent::Replaced { by, why, .. } => print!("  [{why}; {by} answers] "),
                 PipelineEvent::Answer(Event::Piece(piece)) => print!("{}", piece.text),
-                PipelineEvent::Answer(_) => {}
+                _ => {}
             }
         }
         println!();

@@ -2,9 +2,10 @@
 //!
 //! `cargo run --release --example remembering [MODEL]`
 
-#![allow(clippy::print_stdout, reason = "an example talks to whoever runs it")]
+#![allow(clippy::print_stdout, reason = "an example prints its output")]
 
-use firebox::{AfterEviction, Branches, Model, Role, WholeTurns, device, likeliest};
+use firebox::internals::runtime::likeliest;
+use firebox::{AfterEviction, Branches, Model, Role, WholeTurns, device};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let path = std::env::args().nth(1).unwrap_or("tests/fixtures/reference/qwen3".into());

@@ -2,7 +2,7 @@
 //!
 //! `cargo run --release --example saved_session`
 
-#![allow(clippy::print_stdout, reason = "an example talks to whoever runs it")]
+#![allow(clippy::print_stdout, reason = "an example prints its output")]
 
 use firebox::{
     Generation, GenerationConfig, KvType, Model, PersistentPrefix, PrefixOptions, Session, device,
@@ -43,12 +43,7 @@ fn answer(
     session: &mut Session,
     prompt: &[u32],
 ) -> Result<String, Box<dyn std::error::Error>> {
-    let config = GenerationConfig {
-        max_tokens: Some(24),
-        end_tokens: model.end_tokens(),
-        ..GenerationConfig::default()
-    };
-    let mut generation = Generation::begin(session, Some(model.tokenizer()?.clone()), prompt, config)?;
-    while generation.next_piece()?.is_some() {}
-    Ok(generation.finish()?.text)
+    let config = GenerationConfig::new().with_max_tokens(24);
+    let generation = Generation::begin(session, Some(model.tokenizer()?.clone()), prompt, config)?;
+    Ok(generation.complete()?.text)
 }

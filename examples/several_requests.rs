@@ -2,10 +2,9 @@
 //!
 //! `cargo run --release --example several_requests`
 
-#![allow(clippy::print_stdout, reason = "an example talks to whoever runs it")]
+#![allow(clippy::print_stdout, reason = "an example prints its output")]
 
-use firebox::engine::{Engine, EngineConfig, Request};
-use firebox::schedule::Priority;
+use firebox::engine::{Engine, EngineConfig, Priority, Request};
 use firebox::{GenerationConfig, Model, device};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -21,11 +20,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         ("Summarize: Anna lives in Oslo. It rained all night.", Priority::Background),
     ] {
         let prompt = tokenizer.encode(&format!("<|user|>{said}<|end|><|assistant|>"), false)?;
-        let config = GenerationConfig {
-            max_tokens: Some(32),
-            end_tokens: end_tokens.clone(),
-            ..GenerationConfig::default()
-        };
+        let config = GenerationConfig::new().with_max_tokens(32).with_end_tokens(end_tokens.clone());
         let request = Request::new("pocket", prompt).with_config(config).with_priority(priority);
         // Who drops an answer cancels it.
         answers.push((said, engine.generate(request)));

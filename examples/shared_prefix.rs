@@ -2,11 +2,12 @@
 //!
 //! `cargo run --release --example shared_prefix [MODEL] [TOKENS]`
 
-#![allow(clippy::print_stdout, reason = "an example talks to whoever runs it")]
+#![allow(clippy::print_stdout, reason = "an example prints its output")]
 
 use std::time::Instant;
 
-use firebox::{KvType, Model, PagePool, PrefixLimits, PrefixTree, Session, device, likeliest};
+use firebox::internals::runtime::likeliest;
+use firebox::{KvType, Model, PagePool, PrefixLimits, PrefixTree, Session, device};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1);

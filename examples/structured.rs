@@ -2,7 +2,7 @@
 //!
 //! `cargo run --release --example structured`
 
-#![allow(clippy::print_stdout, reason = "an example talks to whoever runs it")]
+#![allow(clippy::print_stdout, reason = "an example prints its output")]
 
 use firebox::{Generation, GenerationConfig, Grammar, Model, device};
 use serde_json::{Value, json};
@@ -21,16 +21,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         "additionalProperties": false,
     });
     let prompt = tokenizer.encode("<|user|>My dog is called Biscuit.<|end|><|assistant|>", false)?;
-    let config = GenerationConfig {
-        max_tokens: Some(64),
-        end_tokens: model.end_tokens(),
-        grammar: Some(Grammar::JsonSchema(schema)),
-        ..GenerationConfig::default()
-    };
+    let config = GenerationConfig::new()
+        .with_max_tokens(64)
+        .with_end_tokens(model.end_tokens())
+        .with_grammar(Grammar::JsonSchema(schema));
     let mut session = model.session()?;
-    let mut generation = Generation::begin(&mut session, Some(tokenizer), &prompt, config)?;
-    while generation.next_piece()?.is_some() {}
-    let answer: Value = serde_json::from_str(&generation.finish()?.text)?;
+    let generation = Generation::begin(&mut session, Some(tokenizer), &prompt, config)?;
+    let answer: Value = serde_json::from_str(&generation.complete()?.text)?;
     println!("{answer}");
     println!("the dog is called {}", answer["dog"]);
     Ok(())

@@ -2,7 +2,7 @@
 //!
 //! `cargo run --release --example telemetry [TRACE]`
 
-#![allow(clippy::print_stdout, reason = "an example talks to whoever runs it")]
+#![allow(clippy::print_stdout, reason = "an example prints its output")]
 
 use firebox::telemetry::{Counter, Histogram, TIMELINE_EVENTS, Telemetry, render};
 use firebox::{Generation, GenerationConfig, Model, device};
@@ -14,11 +14,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     telemetry.timeline().start(TIMELINE_EVENTS);
     for question in ["Who are you?", "Write a loop from 3 to 12."] {
         let prompt = tokenizer.encode(&format!("<|user|>{question}<|end|><|assistant|>"), false)?;
-        let config = GenerationConfig { max_tokens: Some(24), ..GenerationConfig::default() };
+        let config = GenerationConfig::new().with_max_tokens(24);
         let mut session = model.session()?;
-        let mut generation = Generation::begin(&mut session, Some(tokenizer.clone()), &prompt, config)?;
-        while generation.next_piece()?.is_some() {}
-        generation.finish()?;
+        let generation = Generation::begin(&mut session, Some(tokenizer.clone()), &prompt, config)?;
+        generation.complete()?;
     }
     telemetry.timeline().stop();
 

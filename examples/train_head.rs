@@ -2,19 +2,16 @@
 //!
 //! `cargo run --release --example train_head`
 
-#![allow(clippy::print_stdout, reason = "an example talks to whoever runs it")]
+#![allow(clippy::print_stdout, reason = "an example prints its output")]
 
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
 use firebox::heads::HeadPoolConfig;
-use firebox::model::{HeadForm, Seeded, Tower};
-use firebox::store::{Dtype, Heads, trunk_hash};
-use firebox::text::ChatTemplate;
 use firebox::train::{
-    Examples, ExamplesConfig, Format, Packed, Run, Schedule, Settings, Silent, Stored, Subject, TrainingData,
-    boundary_states, export_head, train,
+    ChatTemplate, Dtype, Examples, ExamplesConfig, Format, HeadForm, Heads, Packed, Run, Schedule, Seeded,
+    Settings, Silent, Stored, Subject, Tower, TrainingData, boundary_states, export_head, train, trunk_hash,
 };
 use firebox::{Generation, GenerationConfig, Model, device};
 
@@ -71,14 +68,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for head in ["chat", "pirate"] {
         let mut session = model.session()?;
         session.use_head(head);
-        let config = GenerationConfig {
-            max_tokens: Some(16),
-            end_tokens: model.end_tokens(),
-            ..GenerationConfig::default()
-        };
-        let mut generation = Generation::begin(&mut session, Some(tokenizer.clone()), &prompt, config)?;
-        while generation.next_piece()?.is_some() {}
-        println!("{head}: {}", generation.finish()?.text);
+        let config = GenerationConfig::new().with_max_tokens(16).with_end_tokens(model.end_tokens());
+        let generation = Generation::begin(&mut session, Some(tokenizer.clone()), &prompt, config)?;
+        println!("{head}: {}", generation.complete()?.text);
     }
     Ok(())
 }

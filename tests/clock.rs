@@ -14,7 +14,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use firebox::engine::{Engine, EngineConfig, EngineError, Request};
 use firebox::heads::{HeadEvent, HeadPoolConfig};
-use firebox::store::files::{Fault, Faults};
+use firebox::internals::store::files::{Fault, Faults};
 use firebox::{
     AfterEviction, Generation, GenerationConfig, KvType, Model, Role, Session, WholeTurns, device,
 };
@@ -57,7 +57,7 @@ fn tokens(from: u32, count: u32) -> Vec<u32> {
 }
 
 fn config(most: usize) -> GenerationConfig {
-    GenerationConfig { max_tokens: Some(most), ignore_end: true, ..GenerationConfig::default() }
+    GenerationConfig::new().with_max_tokens(most).with_ignore_end(true)
 }
 
 /// One test for all, because the offsets apply to the whole process.

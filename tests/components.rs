@@ -8,14 +8,14 @@ use std::sync::Arc;
 
 use burn::module::{Param, ParamId};
 use burn::tensor::{Tensor, TensorData};
-use firebox::cache::LayerCache;
+use firebox::components::{
+    ComponentError, FeedForward, Mixer, MixerMemory, OwnFeedForward, OwnMixer, Sequences,
+};
 use firebox::engine::{Engine, EngineConfig, Request};
 use firebox::heads::HeadPoolConfig;
-use firebox::model::{
-    ComponentError, DenseMatrix, FeedForward, Input, Linear, LogitRows, Matrix, Mixer, MixerMemory,
-    ModelError, OwnFeedForward, OwnMixer, Sequences, StreamedConfig,
-};
-use firebox::store::Checkpoint;
+use firebox::internals::cache::LayerCache;
+use firebox::internals::model::{DenseMatrix, Input, Linear, LogitRows, Matrix, ModelError, StreamedConfig};
+use firebox::internals::store::Checkpoint;
 use firebox::{
     AfterEviction, Generation, GenerationConfig, KvType, Model, PersistentPrefix, PrefixOptions, Role,
     RuntimeError, Session, WholeTurns, device,
@@ -180,7 +180,7 @@ fn logits(session: &mut Session, tokens: &[u32], piece: usize) -> Vec<f32> {
 }
 
 fn answer(session: &mut Session, prompt: &[u32]) -> Vec<u32> {
-    let config = GenerationConfig { max_tokens: Some(24), ignore_end: true, ..GenerationConfig::default() };
+    let config = GenerationConfig::new().with_max_tokens(24).with_ignore_end(true);
     let mut generation = Generation::begin(session, None, prompt, config).unwrap();
     while generation.next_piece().unwrap().is_some() {}
     generation.finish().unwrap().tokens
@@ -251,7 +251,7 @@ fn a_state_of_its_own_says_the_same_however_tokens_come() {
     // Together with other requests.
     let engine = Engine::start(EngineConfig::default()).unwrap();
     engine.add("fading", model.clone()).unwrap();
-    let config = GenerationConfig { max_tokens: Some(24), ignore_end: true, ..GenerationConfig::default() };
+    let config = GenerationConfig::new().with_max_tokens(24).with_ignore_end(true);
     let asked: Vec<_> = [&tokens[..30], &tokens[..50], &tokens[3..20]]
         .into_iter()
         .map(|prompt| {

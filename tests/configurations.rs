@@ -5,7 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
-use firebox::model::Network;
+use firebox::internals::model::Network;
 use firebox::{Model, device};
 use serde_json::{Value, json};
 

@@ -9,13 +9,14 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
-use firebox::engine::{Engine, EngineConfig, EngineError, Event, Pipeline, PipelineEvent, Request, Stage};
-use firebox::residency::ResidencyOptions;
-use firebox::schedule::{AdmissionConfig, Priority, ScheduleCounters};
-use firebox::thermal::Thermometer;
-use firebox::{
-    Finish, Generation, GenerationConfig, Model, RuntimeError, SamplerConfig, ScheduleError, device,
+use firebox::engine::{
+    Engine, EngineConfig, EngineError, Event, Pipeline, PipelineEvent, Priority, Request, Stage,
 };
+use firebox::internals::runtime::ScheduleError;
+use firebox::internals::runtime::schedule::{AdmissionConfig, ScheduleCounters};
+use firebox::internals::runtime::thermal::Thermometer;
+use firebox::residency::ResidencyOptions;
+use firebox::{Finish, Generation, GenerationConfig, Model, RuntimeError, SamplerConfig, device};
 use futures_core::Stream;
 
 fn model(name: &str) -> Model {
@@ -28,7 +29,7 @@ fn prompt(from: u32, count: u32) -> Vec<u32> {
 }
 
 fn tokens(most: usize) -> GenerationConfig {
-    GenerationConfig { max_tokens: Some(most), ignore_end: true, ..GenerationConfig::default() }
+    GenerationConfig::new().with_max_tokens(most).with_ignore_end(true)
 }
 
 fn alone(model: &Model, prompt: &[u32], config: GenerationConfig) -> Vec<u32> {
@@ -82,7 +83,7 @@ fn fewer_requests_run_together_on_a_hot_machine() {
                         assert_eq!(outcome.summary.tokens, alone(&model, prompt, tokens(40)));
                     }
                     Event::Failed(failure) => panic!("{}", failure.error),
-                    Event::Piece(_) => {}
+                    _ => {}
                 }
             }
             waited += usize::from(has_waited);
@@ -102,14 +103,8 @@ fn two_models_answer_at_once() {
         .map(|index| {
             let (name, model) = &models[index as usize % 2];
             let prompt = prompt(index, 5 + index * 3);
-            let config = GenerationConfig {
-                sampler: SamplerConfig {
-                    temperature: (index % 3) as f32,
-                    seed: 7,
-                    ..SamplerConfig::default()
-                },
-                ..tokens(12 + index as usize)
-            };
+            let config = tokens(12 + index as usize)
+                .with_sampler(SamplerConfig::default().with_temperature((index % 3) as f32).with_seed(7));
             let answering = engine.generate(Request::new(*name, prompt.clone()).with_config(config.clone()));
             (answering, alone(model, &prompt, config))
         })
@@ -303,11 +298,10 @@ fn a_pipeline_answers_whatever_stage_fails() {
         let (mut was_replaced, mut said) = (false, None);
         for event in asked.by_ref() {
             match event {
-                PipelineEvent::Routed { .. } => {}
                 PipelineEvent::Replaced { .. } => was_replaced = true,
                 PipelineEvent::Answer(Event::Finished(outcome)) => said = Some(outcome.summary.tokens),
                 PipelineEvent::Answer(Event::Failed(failure)) => panic!("{text}: {}", failure.error),
-                PipelineEvent::Answer(_) => {}
+                _ => {}
             }
         }
         assert_eq!((asked.stage(), was_replaced), (by, replaced), "{text}");

@@ -12,15 +12,17 @@ use std::thread;
 use std::time::Duration;
 
 use burn::tensor::Tensor;
-use firebox::cache::PAGE_TOKENS;
+use firebox::components::{ComponentError, FeedForward, OwnFeedForward};
 use firebox::engine::{Engine, EngineConfig, EngineError, Event, Request};
-use firebox::model::{ComponentError, FeedForward, ModelError, OwnFeedForward, StreamedConfig};
+use firebox::internals::cache::PAGE_TOKENS;
+use firebox::internals::model::{ModelError, StreamedConfig};
+use firebox::internals::runtime::{Account, Budget, MemoryError, Origin};
+use firebox::internals::store::files::{Fault, Faults};
+use firebox::internals::store::{Checkpoint, ReadMethod, StoreError};
 use firebox::residency::{ShareOptions, SharedBudget};
-use firebox::store::files::{Fault, Faults};
-use firebox::store::{Checkpoint, ReadMethod, StoreError};
 use firebox::{
-    Account, Budget, CacheError, Generation, GenerationConfig, KvType, MemoryError, Model, Origin,
-    PausedGeneration, PersistentPrefix, PrefixOptions, RuntimeError, Session, device,
+    CacheError, Generation, GenerationConfig, KvType, Model, PausedGeneration, PersistentPrefix,
+    PrefixOptions, RuntimeError, Session, device,
 };
 use tempfile::TempDir;
 
@@ -45,7 +47,7 @@ fn prompt(from: u32, count: u32) -> Vec<u32> {
 }
 
 fn tokens(most: usize) -> GenerationConfig {
-    GenerationConfig { max_tokens: Some(most), ignore_end: true, ..GenerationConfig::default() }
+    GenerationConfig::new().with_max_tokens(most).with_ignore_end(true)
 }
 
 fn alone(model: &Model, prompt: &[u32], most: usize) -> Vec<u32> {

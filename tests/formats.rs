@@ -5,8 +5,9 @@
 
 use std::path::{Path, PathBuf};
 
-use firebox::store::{Bits, Checkpoint, ImportOptions, Quantization, import};
-use firebox::{KvType, Model, Prefill, Verification, available_devices, device, perplexity, verify_against};
+use firebox::internals::eval::{Prefill, Verification, perplexity, verify_against};
+use firebox::internals::store::{Bits, Checkpoint, ImportOptions, Quantization, import};
+use firebox::{KvType, Model, available_devices, device};
 use serde_json::Value;
 
 fn fixtures(folder: &str) -> PathBuf {

@@ -7,7 +7,8 @@ use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use firebox::engine::{Engine, EngineConfig, Request};
-use firebox::{GenerationConfig, Model, device, set_release_to_os};
+use firebox::internals::runtime::set_release_to_os;
+use firebox::{GenerationConfig, Model, device};
 
 static GIVEN_BACK: AtomicUsize = AtomicUsize::new(0);
 
@@ -41,8 +42,7 @@ fn memory_of_a_prompt_is_released_when_its_answer_begins() {
     let engine = Engine::start(EngineConfig::default()).unwrap();
     engine.add("model", model).unwrap();
     let answered = |count| {
-        let config =
-            GenerationConfig { max_tokens: Some(5), ignore_end: true, ..GenerationConfig::default() };
+        let config = GenerationConfig::new().with_max_tokens(5).with_ignore_end(true);
         let request = Request::new("model", prompt(count)).with_config(config);
         given_back(|| drop(engine.generate(request).wait().unwrap()))
     };

@@ -7,13 +7,16 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use firebox::cache::{PagePool, SequenceCache};
 use firebox::heads::{FALLBACK, HeadPoolConfig};
-use firebox::model::{Head, HeadForm, Input, LogitRows, ModelError};
+use firebox::internals::cache::SequenceCache;
+use firebox::internals::model::{Head, HeadForm, Input, LogitRows, ModelError};
+use firebox::internals::runtime::{Account, Budget};
+use firebox::internals::store::{
+    Checkpoint, Dtype, Encoding, Heads, NewHead, StoreError, TensorInfo, Tensors, Weight, encode,
+};
 use firebox::residency::ResidencyOptions;
-use firebox::store::{Checkpoint, Dtype, Encoding, Heads, NewHead, encode};
 use firebox::{
-    Account, AfterEviction, Budget, KvType, Model, OWN_HEAD, PersistentPrefix, PrefixOptions, Role, Session,
+    AfterEviction, KvType, Model, OWN_HEAD, PagePool, PersistentPrefix, PrefixOptions, Role, Session,
     WholeTurns, device,
 };
 use proptest::prelude::*;
@@ -101,23 +104,23 @@ struct Own {
     split: usize,
 }
 
-impl firebox::store::Tensors for Own {
+impl Tensors for Own {
     fn path(&self) -> &Path {
         self.tensors.path()
     }
 
-    fn info(&self, name: &str) -> Option<&firebox::store::TensorInfo> {
+    fn info(&self, name: &str) -> Option<&TensorInfo> {
         let own =
             layer_of(name).is_some_and(|layer| layer >= self.split) || name.ends_with("model.norm.weight");
         if own { self.tensors.info(name) } else { None }
     }
 
-    fn weight(&self, name: &str) -> Result<firebox::store::Weight, firebox::store::StoreError> {
+    fn weight(&self, name: &str) -> Result<Weight, StoreError> {
         self.tensors.weight(name)
     }
 
     fn names(&self) -> Box<dyn Iterator<Item = &str> + '_> {
-        Box::new(firebox::store::Tensors::names(&self.tensors).filter(|name| self.info(name).is_some()))
+        Box::new(Tensors::names(&self.tensors).filter(|name| self.info(name).is_some()))
     }
 }
 
@@ -330,7 +333,7 @@ fn a_head_that_cannot_be_loaded_splits_nothing() {
     let model = Model::open(fixture("llama"), &device("cpu").unwrap()).unwrap();
     let decoder = model.decoder().unwrap();
     let tensors = Checkpoint::open(fixture("llama")).unwrap();
-    let load = |own: Arc<dyn firebox::store::Tensors + Send + Sync>, split: usize| {
+    let load = |own: Arc<dyn Tensors + Send + Sync>, split: usize| {
         Head::load("head", own, &HeadForm::Blocks, split, &decoder, model.checkpoint())
     };
     // The tensors of the trunk do not belong to a head.

@@ -8,13 +8,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use firebox::engine::{Engine, EngineConfig, EngineError, Event, Request};
+use firebox::engine::{Engine, EngineConfig, EngineError, Event, Priority, Request};
 use firebox::heads::HeadPoolConfig;
-use firebox::model::StreamedConfig;
+use firebox::internals::model::StreamedConfig;
+use firebox::internals::runtime::{Account, Budget};
+use firebox::internals::store::{Checkpoint, ReadAt, ReadMethod, StoreError, StreamConfig};
 use firebox::residency::{ShareOptions, SharedBudget};
-use firebox::schedule::Priority;
-use firebox::store::{Checkpoint, ReadAt, ReadMethod, StoreError, StreamConfig};
-use firebox::{Account, Budget, Generation, GenerationConfig, Model, RuntimeError, SamplerConfig, device};
+use firebox::{Generation, GenerationConfig, Model, RuntimeError, SamplerConfig, device};
 use tempfile::TempDir;
 
 use firebox_testing::model::SyntheticModel;
@@ -82,11 +82,11 @@ fn prompt(from: u32, count: u32) -> Vec<u32> {
 }
 
 fn tokens(most: usize) -> GenerationConfig {
-    GenerationConfig { max_tokens: Some(most), ignore_end: true, ..GenerationConfig::default() }
+    GenerationConfig::new().with_max_tokens(most).with_ignore_end(true)
 }
 
 fn kept(engine: &Engine, name: &'static str) -> u64 {
-    let resident = move |core: &mut firebox::engine::EngineCore| {
+    let resident = move |core: &mut firebox::internals::engine::EngineCore| {
         core.models()
             .find(|(other, _)| *other == name)
             .map(|(_, model)| model.residency().unwrap().resident_bytes())
@@ -107,14 +107,8 @@ fn interleaved_models_answer_as_alone_within_their_memory() {
         let asked: Vec<_> = (0..9u32)
             .map(|at| {
                 let name = NAMES[at as usize % 3];
-                let config = GenerationConfig {
-                    sampler: SamplerConfig {
-                        temperature: (at % 2) as f32,
-                        seed: 5,
-                        ..SamplerConfig::default()
-                    },
-                    ..tokens(10 + at as usize)
-                };
+                let config = tokens(10 + at as usize)
+                    .with_sampler(SamplerConfig::default().with_temperature((at % 2) as f32).with_seed(5));
                 let prompt = prompt(at, 3 + 7 * at);
                 let priority = Priority::ALL[at as usize % 3];
                 let request =
@@ -326,7 +320,7 @@ fn the_process_stays_within_its_budget() {
     let models = Models::new([6, 18, 48]);
     // Allocates what the program takes beside its models.
     models.alone("middle", &prompt(1, 16), tokens(4));
-    let own = firebox::resident_bytes().unwrap();
+    let own = firebox::internals::runtime::resident_bytes().unwrap();
     let memory = own + 20 * MIB + (models.bytes() as f64 * 0.65) as u64;
     let shared = SharedBudget::new(memory).unwrap();
     let engine = Engine::start(EngineConfig::default()).unwrap();
@@ -338,7 +332,8 @@ fn the_process_stays_within_its_budget() {
     let (watched, most) = (Arc::downgrade(&watching), over.clone());
     let watch = thread::spawn(move || {
         while watched.strong_count() > 0 {
-            let taken = firebox::anonymous_bytes().unwrap() + firebox::mapped_file_bytes().unwrap();
+            let taken = firebox::internals::runtime::anonymous_bytes().unwrap()
+                + firebox::internals::runtime::mapped_file_bytes().unwrap();
             most.fetch_max(taken as usize, Ordering::Relaxed);
             thread::sleep(Duration::from_millis(1));
         }

@@ -5,7 +5,8 @@
 
 use std::path::Path;
 
-use firebox::{AfterEviction, Model, Role, WholeTurns, anonymous_bytes, device, mapped_file_bytes};
+use firebox::internals::runtime::{anonymous_bytes, mapped_file_bytes};
+use firebox::{AfterEviction, Model, Role, WholeTurns, device};
 
 /// Turns before memory is first measured, until threads and the allocator have what they keep.
 const WARM_UP: usize = 3_000;

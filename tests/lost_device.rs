@@ -13,12 +13,7 @@ use firebox::{Generation, GenerationConfig, Model, RuntimeError, SamplerConfig, 
 const SAID: usize = 5;
 
 fn tokens(most: usize) -> GenerationConfig {
-    GenerationConfig {
-        max_tokens: Some(most),
-        ignore_end: true,
-        sampler: SamplerConfig::greedy(),
-        ..GenerationConfig::default()
-    }
+    GenerationConfig::new().with_max_tokens(most).with_ignore_end(true).with_sampler(SamplerConfig::greedy())
 }
 
 fn open(device: &Device) -> Model {
@@ -67,8 +62,8 @@ fn a_lost_device_fails_what_is_asked_of_it_and_nothing_else() {
                 }
             }
             Event::Failed(failed) => failure = Some(failed),
-            Event::Waiting { .. } => {}
             Event::Finished(_) => panic!("it was answered by a device that is gone"),
+            _ => {}
         }
     }
     let failure = failure.unwrap();

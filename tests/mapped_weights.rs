@@ -8,7 +8,8 @@
 use std::io::Write;
 use std::path::Path;
 
-use firebox::{Model, anonymous_bytes, device, mapped_file_bytes};
+use firebox::internals::runtime::{anonymous_bytes, mapped_file_bytes};
+use firebox::{Model, device};
 use serde_json::{Map, Value, json};
 
 const MIB: u64 = 1 << 20;

@@ -6,7 +6,8 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use firebox::{Model, Origin, PersistentPrefix, PrefixOptions, device};
+use firebox::internals::runtime::Origin;
+use firebox::{Model, PersistentPrefix, PrefixOptions, device};
 
 const FOLDER: &str = "FIREBOX_TEST_PREFIX_FOLDER";
 

@@ -5,7 +5,8 @@
 
 use std::path::{Path, PathBuf};
 
-use firebox::{Model, Prefill, Verification, available_devices, device, verify_against};
+use firebox::internals::eval::{Prefill, Verification, verify_against};
+use firebox::{Model, available_devices, device};
 
 const MODES: [Prefill; 3] = [Prefill::Whole, Prefill::Chunked, Prefill::Stepwise];
 

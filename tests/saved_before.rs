@@ -7,10 +7,9 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use firebox::store::{Bits, ImportOptions, Quantization, import};
-use firebox::{
-    KvType, Model, Origin, PersistentPrefix, PrefixOptions, Role, Session, SessionSummary, device, likeliest,
-};
+use firebox::internals::runtime::{Origin, likeliest};
+use firebox::internals::store::{Bits, ImportOptions, Quantization, import};
+use firebox::{KvType, Model, PersistentPrefix, PrefixOptions, Role, Session, SessionSummary, device};
 
 /// The models of the saved sessions, and the types of their keys and values.
 const SESSIONS: [(&str, &str, KvType); 4] = [

@@ -9,17 +9,17 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use firebox::cache::{PagePool, SequenceCache};
-use firebox::model::{
+use firebox::internals::cache::SequenceCache;
+use firebox::internals::model::{
     Decoder, Input, LogitRows, ModelError, StreamedConfig, StreamedDecoder, StreamedWeights,
 };
-use firebox::pressure::{Level, Pressure};
-use firebox::residency::ResidencyOptions;
-use firebox::store::{
+use firebox::internals::runtime::pressure::{Level, Pressure};
+use firebox::internals::runtime::thermal::Thermometer;
+use firebox::internals::store::{
     Bits, Checkpoint, ImportOptions, Quantization, ReadAt, ReadMethod, StoreError, StreamConfig, import,
 };
-use firebox::thermal::Thermometer;
-use firebox::{KvType, Model, Role, RuntimeError, Session, available_devices, device};
+use firebox::residency::ResidencyOptions;
+use firebox::{KvType, Model, PagePool, Role, RuntimeError, Session, available_devices, device};
 use proptest::prelude::*;
 
 const PROMPT: usize = 11;
@@ -97,7 +97,10 @@ fn run(decoder: &Decoder, batch: usize, mut between: impl FnMut(usize)) -> Vec<V
         let mut caches: Vec<_> = caches.iter_mut().collect();
         let logits = decoder.forward_together(&inputs, &mut caches, LogitRows::Last).unwrap();
         let logits = logits.try_into_vec_as::<f32>().unwrap();
-        next = logits.chunks(vocab as usize).map(|row| vec![firebox::likeliest(row)]).collect();
+        next = logits
+            .chunks(vocab as usize)
+            .map(|row| vec![firebox::internals::runtime::likeliest(row)])
+            .collect();
         steps.push(logits);
     }
     steps

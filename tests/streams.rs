@@ -8,10 +8,10 @@ mod sessions;
 
 use std::collections::HashSet;
 
-use firebox::cache::CacheError;
+use firebox::internals::runtime::{AttentionSinks, SlidingWindow};
 use firebox::{
-    AfterEviction, AttentionSinks, KvType, Role, RuntimeError, Session, SlidingWindow, TurnId, TurnKind,
-    WholeTurns, available_devices,
+    AfterEviction, CacheError, KvType, Role, RuntimeError, Session, TurnId, TurnKind, WholeTurns,
+    available_devices,
 };
 use proptest::prelude::*;
 use replay::{Met, Naive, Step, deviation};

@@ -12,6 +12,9 @@ use std::path::{Path, PathBuf};
 /// Lines that a source file may have.
 const LINES: usize = 600;
 
+/// Names that the facade may have at its root, modules included.
+const FACADE_NAMES: usize = 60;
+
 /// Words that a document may have outside its generated part.
 const DOCUMENTS: [(&str, usize); 7] = [
     ("README.md", 450),
@@ -108,6 +111,43 @@ fn files_of_a_crate_do_not_import_each_other_in_circles() {
         }
     }
     assert!(found.is_empty(), "files that import each other: {found:#?}");
+}
+
+/// Returns the names that a source file exports at its root: items that it re-exports, and modules.
+fn exported_names(text: &str) -> Vec<String> {
+    let mut names = Vec::new();
+    let mut statement = String::new();
+    for line in text.lines() {
+        // Statements at the root begin in the first column; what a module holds is indented.
+        if let Some(module) = line.strip_prefix("pub mod ") {
+            names.push(module.trim_end_matches([' ', '{', ';']).to_owned());
+        } else if line.starts_with("pub use ") || !statement.is_empty() {
+            statement.push_str(line.trim());
+            if line.ends_with(';') {
+                names.extend(used_names(&std::mem::take(&mut statement)));
+            }
+        } else {
+            assert!(!line.starts_with("pub "), "the facade has an item of its own: {line}");
+        }
+    }
+    names
+}
+
+/// Returns the names that a `use` statement introduces.
+fn used_names(statement: &str) -> Vec<String> {
+    assert!(!statement.contains('*'), "the facade names what it re-exports: {statement}");
+    let items = statement.trim_end_matches(['}', ';']).rsplit('{').next().unwrap();
+    let name = |item: &str| item.rsplit([':', ' ']).next().unwrap().to_owned();
+    items.split(',').map(str::trim).filter(|item| !item.is_empty()).map(name).collect()
+}
+
+#[test]
+fn the_facade_has_few_names() {
+    let source = "pub use a::b;\npub use c::d as e;\npub use f::{\n    g,\n    h as i,\n};\npub mod j {\n    pub use k;\n}\n";
+    assert_eq!(exported_names(source), ["b", "e", "g", "i", "j"]);
+    let names = exported_names(&fs::read_to_string(root().join("src/lib.rs")).unwrap());
+    assert!(names.iter().any(|name| name == "internals") && names.iter().any(|name| name == "Model"));
+    assert!(names.len() <= FACADE_NAMES, "{} names at the root of the facade: {names:?}", names.len());
 }
 
 #[test]

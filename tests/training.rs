@@ -5,8 +5,8 @@
 use std::path::{Path, PathBuf};
 
 use burn::tensor::{Device, Tensor, TensorData};
-use firebox::model::{AdapterPlan, Fed, HeadForm, LogitRows, Seeded, Tower};
-use firebox::store::Checkpoint;
+use firebox::internals::model::{AdapterPlan, Fed, HeadForm, LogitRows, Seeded, Tower};
+use firebox::internals::store::Checkpoint;
 use firebox::{Model, device};
 
 const FAMILIES: [&str; 9] =
@@ -203,11 +203,11 @@ fn a_profile_says_what_layers_are_for() {
     let sample = |seed| {
         let tokens = tokens(seed, 150);
         let learn = (0..tokens.len()).map(|at| at % 3 == 2).collect();
-        Ok(firebox::train::Sample { tokens, learn })
+        Ok(firebox::internals::train::Sample { tokens, learn })
     };
     let samples = || [sample(1), sample(8)];
     let model = Model::open(fixture("qwen3"), &device("cpu").unwrap()).unwrap();
-    let profile = firebox::train::profile(&model.decoder().unwrap(), samples()).unwrap();
+    let profile = firebox::internals::train::profile(&model.decoder().unwrap(), samples()).unwrap();
     assert_eq!(profile.targets, 100);
     for layer in 0..profile.without.len() {
         let path = folder.path().join(layer.to_string());
@@ -227,7 +227,7 @@ fn a_profile_says_what_layers_are_for() {
         safetensors::serialize_to_file(views.collect::<Vec<_>>(), None, &path.join("model.safetensors"))
             .unwrap();
         let muted = Model::open(&path, &device("cpu").unwrap()).unwrap();
-        let muted = firebox::train::profile(&muted.decoder().unwrap(), samples()).unwrap();
+        let muted = firebox::internals::train::profile(&muted.decoder().unwrap(), samples()).unwrap();
         let difference = profile.loss + profile.without[layer] - muted.loss;
         assert!(difference.abs() < 1e-5, "layer {layer}: {difference}");
     }

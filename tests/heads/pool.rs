@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::thread::sleep;
 use std::time::Duration;
 
+use firebox::RuntimeError;
 use firebox::heads::{FALLBACK, HeadEvent, HeadHistory, HeadPool, HeadPoolConfig, HeadState};
-use firebox::{Budget, MemoryError, RuntimeError};
+use firebox::internals::runtime::{Budget, MemoryError};
 use firebox_testing::test_heads::TestHeads;
 
 fn pool(heads: &Arc<TestHeads>, config: HeadPoolConfig) -> HeadPool {

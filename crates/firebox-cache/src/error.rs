@@ -4,6 +4,7 @@ use crate::TurnId;
 
 /// An error of a sequence's cache.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum CacheError {
     /// All pages of the pool are in use.
     #[error("all {pages} pages of the pool are in use; end a session or a branch, or make the pool larger")]

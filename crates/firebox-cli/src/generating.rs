@@ -141,17 +141,14 @@ impl GeneratingArgs {
         }
         let recommended = model.checkpoint().text().generation_config.as_ref();
         let tokenizer = model.tokenizer().ok().map(|tokenizer| &**tokenizer);
-        Ok(GenerationConfig {
-            max_tokens: self.predict.and_then(|most| usize::try_from(most).ok()),
-            context: Some(if self.ctx_size == 0 { trained } else { self.ctx_size }),
-            stop: self.stop.clone(),
-            end_tokens: model.end_tokens(),
-            ignore_end: self.ignore_eos,
-            continues: false,
-            grammar: None,
-            logprobs: None,
-            sampler: self.sampling.config(recommended, tokenizer)?,
-        })
+        let mut config = GenerationConfig::new()
+            .with_context(if self.ctx_size == 0 { trained } else { self.ctx_size })
+            .with_end_tokens(model.end_tokens())
+            .with_ignore_end(self.ignore_eos)
+            .with_sampler(self.sampling.config(recommended, tokenizer)?);
+        config.max_tokens = self.predict.and_then(|most| usize::try_from(most).ok());
+        config.stop = self.stop.clone();
+        Ok(config)
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use clap::Args;
-use firebox_runtime::{Finish, GenerationConfig, Model, Summary, peak_resident_bytes};
+use firebox_runtime::{Finish, Model, Summary, peak_resident_bytes};
 use firebox_text::Message;
 use serde::Serialize;
 
@@ -101,7 +101,8 @@ pub fn run(args: &RunArgs, console: &Console) -> anyhow::Result<Outcome> {
         Some(ids) => (ids, true),
         None => encode(args, &model, &path, text, console)?,
     };
-    let config = GenerationConfig { continues, grammar, ..args.generating.config(&model, console)? };
+    let mut config = args.generating.config(&model, console)?.with_continues(continues);
+    config.grammar = grammar;
     if prompt.is_empty() {
         return Err(usage("the prompt is empty; there is nothing to answer or to continue"));
     }

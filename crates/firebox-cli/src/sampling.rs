@@ -62,27 +62,24 @@ impl SamplingArgs {
         recommended: Option<&Value>,
         tokenizer: Option<&Tokenizer>,
     ) -> anyhow::Result<SamplerConfig> {
-        let usual = SamplerConfig {
-            temperature: TEMPERATURE,
-            top_k: TOP_K,
-            top_p: TOP_P,
-            min_p: MIN_P,
-            ..SamplerConfig::default()
-        };
-        let unasked = usual.recommended_by(recommended);
-        Ok(SamplerConfig {
-            temperature: self.temp.unwrap_or(unasked.temperature),
-            top_k: self.top_k.unwrap_or(unasked.top_k),
-            top_p: self.top_p.unwrap_or(unasked.top_p),
-            min_p: self.min_p.unwrap_or(unasked.min_p),
-            typical_p: self.typical.unwrap_or(unasked.typical_p),
-            repetition_penalty: self.repeat_penalty.unwrap_or(unasked.repetition_penalty),
-            penalty_window: self.repeat_last_n.unwrap_or(unasked.penalty_window),
-            presence_penalty: self.presence_penalty.unwrap_or(unasked.presence_penalty),
-            frequency_penalty: self.frequency_penalty.unwrap_or(unasked.frequency_penalty),
-            logit_bias: self.biases(tokenizer)?,
-            seed: self.seed.unwrap_or_else(random_seed),
-        })
+        let usual = SamplerConfig::default()
+            .with_temperature(TEMPERATURE)
+            .with_top_k(TOP_K)
+            .with_top_p(TOP_P)
+            .with_min_p(MIN_P);
+        let mut config = usual.recommended_by(recommended);
+        config.temperature = self.temp.unwrap_or(config.temperature);
+        config.top_k = self.top_k.unwrap_or(config.top_k);
+        config.top_p = self.top_p.unwrap_or(config.top_p);
+        config.min_p = self.min_p.unwrap_or(config.min_p);
+        config.typical_p = self.typical.unwrap_or(config.typical_p);
+        config.repetition_penalty = self.repeat_penalty.unwrap_or(config.repetition_penalty);
+        config.penalty_window = self.repeat_last_n.unwrap_or(config.penalty_window);
+        config.presence_penalty = self.presence_penalty.unwrap_or(config.presence_penalty);
+        config.frequency_penalty = self.frequency_penalty.unwrap_or(config.frequency_penalty);
+        config.logit_bias = self.biases(tokenizer)?;
+        config.seed = self.seed.unwrap_or_else(random_seed);
+        Ok(config)
     }
 
     fn biases(&self, tokenizer: Option<&Tokenizer>) -> anyhow::Result<HashMap<u32, f32>> {

@@ -9,6 +9,7 @@ use firebox_schedule::ScheduleError;
 
 /// Why a request failed, or an engine refused a command.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum EngineError {
     /// A model or a session failed.
     #[error(transparent)]

@@ -8,6 +8,7 @@ use crate::error::EngineError;
 
 /// An event of a request. The last one is [`Finished`](Self::Finished) or [`Failed`](Self::Failed).
 #[derive(Debug)]
+#[non_exhaustive]
 pub enum Event {
     /// The request waits in the queue.
     Waiting {
@@ -31,6 +32,7 @@ impl Event {
 
 /// The result of a request that ended.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct Outcome {
     /// Its text, tokens and timings.
     pub summary: Summary,
@@ -44,6 +46,7 @@ pub struct Outcome {
 
 /// The error of a request that failed, and its session.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct Failure {
     /// The error.
     pub error: EngineError,

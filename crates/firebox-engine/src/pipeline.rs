@@ -129,7 +129,7 @@ impl fmt::Debug for Stage {
 ///     match event {
 ///         PipelineEvent::Routed { stage, .. } => println!("[{stage}]"),
 ///         PipelineEvent::Replaced { by, why, .. } => println!("[{why}; {by} answers]"),
-///         PipelineEvent::Answer(_) => {}
+///         _ => {}
 ///     }
 /// }
 /// # Ok(()) }
@@ -153,6 +153,7 @@ impl fmt::Debug for Shared {
 
 /// An event of a pipeline.
 #[derive(Debug)]
+#[non_exhaustive]
 pub enum PipelineEvent {
     /// A stage was chosen.
     Routed {

@@ -106,10 +106,10 @@ fn test_request() -> impl Strategy<Value = TestRequest> {
     let parts = (prompt, 1usize..14, prop::option::of(0u64..9), capacity, drafts);
     parts.prop_map(|(prompt, most, seed, capacity, drafts)| {
         let sampler = match seed {
-            Some(seed) => SamplerConfig { temperature: 1.0, seed, ..SamplerConfig::default() },
+            Some(seed) => SamplerConfig::default().with_temperature(1.0).with_seed(seed),
             None => SamplerConfig::greedy(),
         };
-        let config = GenerationConfig { max_tokens: Some(most), sampler, ..GenerationConfig::default() };
+        let config = GenerationConfig::new().with_max_tokens(most).with_sampler(sampler);
         TestRequest { prompt, config, capacity, drafts }
     })
 }
@@ -391,8 +391,7 @@ fn short_prompts_do_not_wait_for_long_ones() {
             _ => {}
         };
         let submit = |batch: &mut Batch, id: RequestId, prompt: usize, most: usize| {
-            let config =
-                GenerationConfig { max_tokens: Some(most), ignore_end: true, ..GenerationConfig::default() };
+            let config = GenerationConfig::new().with_max_tokens(most).with_ignore_end(true);
             let request = TestRequest {
                 prompt: (0..prompt as u32).map(|at| 3 + at % 150).collect(),
                 config,
@@ -430,7 +429,6 @@ fn one_model(most_running: usize) -> (EngineCore, SimulatedClock) {
 }
 
 fn answer_of(tokens: usize) -> Request {
-    let config =
-        GenerationConfig { max_tokens: Some(tokens), ignore_end: true, ..GenerationConfig::default() };
+    let config = GenerationConfig::new().with_max_tokens(tokens).with_ignore_end(true);
     Request::new("model", vec![3, 5, 8]).with_config(config)
 }

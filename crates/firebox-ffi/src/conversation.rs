@@ -124,12 +124,12 @@ impl Conversation {
         select_head(&mut session, self.note.head.as_deref(), &prompt)?;
         let Sampling { temperature, top_p, seed } = self.note.sampling;
         let seed = seed.wrapping_add(self.note.answers);
-        let config = GenerationConfig {
-            max_tokens: Some(max_tokens.map_or(room, |most| most.min(room))),
-            end_tokens: self.opened.model.end_tokens(),
-            sampler: SamplerConfig { temperature, top_p, seed, ..SamplerConfig::default() },
-            ..GenerationConfig::default()
-        };
+        let config = GenerationConfig::new()
+            .with_max_tokens(max_tokens.map_or(room, |most| most.min(room)))
+            .with_end_tokens(self.opened.model.end_tokens())
+            .with_sampler(
+                SamplerConfig::default().with_temperature(temperature).with_top_p(top_p).with_seed(seed),
+            );
         let tokenizer = Some(self.opened.model.tokenizer()?.clone());
         let mut generation = Generation::begin(&mut session, tokenizer, &prompt, config)?;
         let mut goes_on = true;

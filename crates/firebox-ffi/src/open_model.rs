@@ -34,7 +34,7 @@ impl OpenModel {
         let model = model.with_heads(HeadPoolConfig::patient())?;
         // Conversations need a tokenizer.
         model.tokenizer()?;
-        Ok(Self { script: Script::new(&model)?, capacity: capacity(&model)?, model })
+        Ok(Self { script: Script::new(&model)?, capacity: Capacity::for_model(&model)?, model })
     }
 
     /// Restores a session and its note from a file.
@@ -45,12 +45,6 @@ impl OpenModel {
         let session = self.model.restored_in(&saved, pool)?;
         Ok((session, saved.note().to_owned()))
     }
-}
-
-/// Returns the capacity of conversations, limited by the planned pages.
-fn capacity(model: &Model) -> Result<Capacity, RuntimeError> {
-    let context = model.decoder()?.config().max_positions.min(model.planned_tokens());
-    Ok(Capacity::new(context, None, None))
 }
 
 #[cfg(test)]
@@ -65,6 +59,6 @@ mod tests {
         let model = Model::open_within(pocket_model().unwrap(), &device("cpu").unwrap(), &config).unwrap();
         let pages = model.residency().unwrap().plan().kv_tokens;
         assert!(pages < model.decoder().unwrap().config().max_positions);
-        assert!(capacity(&model).unwrap().fits(pages));
+        assert!(Capacity::for_model(&model).unwrap().fits(pages));
     }
 }

@@ -26,6 +26,7 @@ const WHITESPACE: &str = r" |\n[ \t]{0,32}";
 /// ```
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum Grammar {
     /// JSON that fits a schema. Properties come in the order of the schema. An unsupported keyword is an error.
     JsonSchema(Value),

@@ -30,6 +30,13 @@ impl Capacity {
         Self { turns, facts }
     }
 
+    /// Returns the default capacities for a model: within the context that it was trained for, and within the tokens that its
+    /// memory was planned for.
+    pub fn for_model(model: &Model) -> Result<Self, RuntimeError> {
+        let context = model.decoder()?.config().max_positions.min(model.planned_tokens());
+        Ok(Self::new(context, None, None))
+    }
+
     /// Returns whether both fit into a context.
     pub fn fits(self, context: usize) -> bool {
         self.turns.checked_add(self.facts).is_some_and(|all| all <= context)
@@ -123,7 +130,7 @@ impl Script {
 }
 
 /// A conversation: a session that reads it turn by turn and evicts the oldest turns, as [`Capacity`] says. To keep the state
-/// from before a failure, continue in a clone of the session.
+/// from before a failure, continue in a clone of the session. [`Chat`](crate::Chat) does so, and owns session and script.
 ///
 /// ```no_run
 /// use firebox_runtime::{Capacity, Conversation, Generation, GenerationConfig, Model, Script, device};
@@ -134,7 +141,7 @@ impl Script {
 /// let mut conversation = Conversation::new(&script, &mut session, capacity);
 /// conversation.open(Some("Be brief."))?;
 /// let asked = conversation.ask("Who are you?")?;
-/// let config = GenerationConfig { max_tokens: Some(asked.room), ..GenerationConfig::default() };
+/// let config = GenerationConfig::new().with_max_tokens(asked.room);
 /// let tokenizer = Some(model.tokenizer()?.clone());
 /// let mut answer = Generation::begin(&mut session, tokenizer, &asked.prompt, config)?;
 /// while let Some(piece) = answer.next_piece()? {
@@ -177,6 +184,7 @@ pub struct CondensedFact {
 
 /// A question whose turn was begun.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Question {
     /// The turn of the question and its answer.
     pub turn: TurnId,

@@ -14,6 +14,7 @@ use crate::GrammarError;
 
 /// An error of the runtime.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum RuntimeError {
     /// The checkpoint could not be read.
     #[error(transparent)]

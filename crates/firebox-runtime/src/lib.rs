@@ -1,9 +1,10 @@
 //! Runs models: sessions, decoding, heads and residency.
 //!
-//! A [`Model`] opens [`Session`]s, and a [`Generation`] continues one session by itself. What several requests at once need is
+//! A [`Model`] opens [`Session`]s, a [`Generation`] continues one session by itself, and a [`Chat`] asks and answers in one. What several requests at once need is
 //! in [`session`] (chunks and [passes over several sessions](session::BatchPass)), [`decode`] (the decoding loop of one sequence,
 //! and drafts for a batch) and [`residency`] (urgency and the order of disk reads); `firebox-engine` is built of it.
 
+mod chat;
 mod condenser;
 mod conversation;
 pub mod decode;
@@ -27,6 +28,7 @@ pub mod session;
 
 /// Where a model computes.
 pub use burn::tensor::Device;
+pub use chat::Chat;
 pub use condenser::{CondenseJob, Condenser, ExtractiveCondenser, FactUpdate, TextCondensation, fit_facts};
 pub use conversation::{Capacity, CondensedFact, CondensedFacts, Conversation, Question, Script};
 pub use decode::{

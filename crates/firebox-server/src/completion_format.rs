@@ -96,7 +96,6 @@ impl CompletionFormat {
         let mut values = vec![Value::Null; choices.len()];
         while let Some((index, event)) = choices.next().await {
             match event {
-                Event::Waiting { .. } => {}
                 Event::Piece(piece) => {
                     let state = &mut states[index];
                     likely |= state.record_logprobs(&self, &piece);
@@ -112,6 +111,7 @@ impl CompletionFormat {
                     let finish = finish_reason(outcome.summary.finish, state.parser.calls());
                     values[index] = self.choice(index, state, logprobs, finish);
                 }
+                _ => {}
             }
         }
         let object = if self.is_chat { "chat.completion" } else { "text_completion" };
@@ -185,7 +185,6 @@ impl CompletionStream {
             self.push(json!([part]), Value::Null);
         }
         match event {
-            Event::Waiting { .. } => {}
             Event::Piece(piece) => {
                 let state = &mut self.states[index];
                 let any = state.record_logprobs(&self.format, &piece);
@@ -216,6 +215,7 @@ impl CompletionStream {
                 self.pending.push_back((error.event() + DONE).into_bytes());
                 self.is_over = true;
             }
+            _ => {}
         }
     }
 }

@@ -157,7 +157,10 @@ pub(crate) async fn rerank(
         let rank = move || {
             let first = range.start;
             let ranked = served.model.rerank(&query, &documents[range])?;
-            Ok(ranked.into_iter().map(move |one| Ranked { document: one.document + first, ..one }))
+            Ok(ranked.into_iter().map(move |mut one| {
+                one.document += first;
+                one
+            }))
         };
         ranked.extend(with_permit(&app.embedding_permits, rank).await?);
     }

@@ -72,17 +72,16 @@ pub(crate) fn generation_config(
     if stop.iter().any(String::is_empty) {
         return Err(fields.error("stop", "a stop text is empty"));
     }
-    Ok(GenerationConfig {
-        max_tokens,
-        context: Some(served.require_context()?),
-        stop,
-        end_tokens: served.model.end_tokens(),
-        ignore_end: fields.boolean("ignore_eos")?.unwrap_or(false),
-        continues: false,
-        grammar: grammar(fields)?,
-        logprobs: None,
-        sampler: sampler(fields, served.model.checkpoint().text().generation_config.as_ref())?,
-    })
+    let makers = served.model.checkpoint().text().generation_config.as_ref();
+    let mut config = GenerationConfig::new()
+        .with_context(served.require_context()?)
+        .with_end_tokens(served.model.end_tokens())
+        .with_ignore_end(fields.boolean("ignore_eos")?.unwrap_or(false));
+    config.max_tokens = max_tokens;
+    config.stop = stop;
+    config.grammar = grammar(fields)?;
+    config.sampler = sampler(fields, makers)?;
+    Ok(config)
 }
 
 /// Reads the maximum length of an answer; `None` means as long as fits.
@@ -94,7 +93,7 @@ pub(crate) fn max_tokens(fields: &JsonFields<'_>, field: &str) -> Result<Option<
 }
 
 fn sampler(fields: &JsonFields<'_>, makers: Option<&Value>) -> Result<SamplerConfig, ApiError> {
-    let default = SamplerConfig { temperature: 1.0, ..SamplerConfig::default() }.recommended_by(makers);
+    let mut config = SamplerConfig::default().with_temperature(1.0).recommended_by(makers);
     let setting = |name, least, most, default| -> Result<f32, ApiError> {
         Ok(fields.number(name, least, most)?.map_or(default, |number| number as f32))
     };
@@ -102,19 +101,17 @@ fn sampler(fields: &JsonFields<'_>, makers: Option<&Value>) -> Result<SamplerCon
         true => Some(0),
         false => fields.integer("top_k", 0, u64::from(u32::MAX))?,
     };
-    Ok(SamplerConfig {
-        temperature: setting("temperature", 0.0, 100.0, default.temperature)?,
-        top_k: top_k.map_or(default.top_k, |k| k as usize),
-        top_p: setting("top_p", 0.0, 1.0, default.top_p)?,
-        min_p: setting("min_p", 0.0, 1.0, default.min_p)?,
-        typical_p: setting("typical_p", 0.0, 1.0, default.typical_p)?,
-        repetition_penalty: setting("repetition_penalty", 0.01, 100.0, default.repetition_penalty)?,
-        presence_penalty: setting("presence_penalty", -2.0, 2.0, default.presence_penalty)?,
-        frequency_penalty: setting("frequency_penalty", -2.0, 2.0, default.frequency_penalty)?,
-        penalty_window: default.penalty_window,
-        logit_bias: biases(fields)?,
-        seed: seed(fields)?,
-    })
+    config.temperature = setting("temperature", 0.0, 100.0, config.temperature)?;
+    config.top_k = top_k.map_or(config.top_k, |k| k as usize);
+    config.top_p = setting("top_p", 0.0, 1.0, config.top_p)?;
+    config.min_p = setting("min_p", 0.0, 1.0, config.min_p)?;
+    config.typical_p = setting("typical_p", 0.0, 1.0, config.typical_p)?;
+    config.repetition_penalty = setting("repetition_penalty", 0.01, 100.0, config.repetition_penalty)?;
+    config.presence_penalty = setting("presence_penalty", -2.0, 2.0, config.presence_penalty)?;
+    config.frequency_penalty = setting("frequency_penalty", -2.0, 2.0, config.frequency_penalty)?;
+    config.logit_bias = biases(fields)?;
+    config.seed = seed(fields)?;
+    Ok(config)
 }
 
 fn seed(fields: &JsonFields<'_>) -> Result<u64, ApiError> {

@@ -36,13 +36,11 @@ use client::{Running, chat, gguf, sentence_encoder};
 fn alone(prompt: &[u32], most: usize, continues: bool) -> (String, Vec<u32>) {
     let model = gguf("llama");
     let mut session = model.session().unwrap();
-    let config = GenerationConfig {
-        max_tokens: Some(most),
-        context: Some(256),
-        continues,
-        sampler: SamplerConfig::greedy(),
-        ..GenerationConfig::default()
-    };
+    let config = GenerationConfig::new()
+        .with_max_tokens(most)
+        .with_context(256)
+        .with_continues(continues)
+        .with_sampler(SamplerConfig::greedy());
     let tokenizer = Some(model.tokenizer().unwrap().clone());
     let mut generation = Generation::begin(&mut session, tokenizer, prompt, config).unwrap();
     while generation.next_piece().unwrap().is_some() {}

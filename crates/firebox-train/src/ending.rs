@@ -2,6 +2,7 @@
 
 /// Why a run is over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Ending {
     /// All steps were taken.
     Completed,

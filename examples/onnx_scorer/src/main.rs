@@ -2,7 +2,7 @@
 //!
 //! `cargo run --manifest-path examples/onnx_scorer/Cargo.toml`
 
-#![allow(clippy::print_stdout, reason = "an example talks to whoever runs it")]
+#![allow(clippy::print_stdout, reason = "an example prints its output")]
 
 mod words;
 
@@ -125,14 +125,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("{hidden} of {} turns are hidden", TURNS.len());
 
     let prompt = tokenizer.encode(&format!("<|user|>{question}<|end|><|assistant|>"), false)?;
-    let config = GenerationConfig {
-        max_tokens: Some(24),
-        end_tokens: model.end_tokens(),
-        ..GenerationConfig::default()
-    };
-    let mut generation = Generation::begin(&mut session, Some(tokenizer), &prompt, config)?;
-    while generation.next_piece()?.is_some() {}
-    println!("{question} {}", generation.finish()?.text);
+    let config = GenerationConfig::new().with_max_tokens(24);
+    let generation = Generation::begin(&mut session, Some(tokenizer), &prompt, config)?;
+    println!("{question} {}", generation.complete()?.text);
     Ok(())
 }
 

@@ -52,8 +52,7 @@ pub fn core(model: &Model) -> anyhow::Result<EngineCore> {
 
 pub fn request(model: &str, vocab: usize, from: usize, prompt: usize, tokens: usize) -> Request {
     let prompt = (0..prompt).map(|at| ((100 + (from + at) * 7919 % 6991) % vocab) as u32).collect();
-    let config =
-        GenerationConfig { max_tokens: Some(tokens), ignore_end: true, ..GenerationConfig::default() };
+    let config = GenerationConfig::new().with_max_tokens(tokens).with_ignore_end(true);
     Request::new(model, prompt).with_config(config).with_priority(Priority::Interactive)
 }
 
@@ -77,7 +76,7 @@ impl RequestLog {
             }
             Event::Finished(_) => self.last = Some(clock.now()),
             Event::Failed(failure) => self.failure = Some(failure.error),
-            Event::Piece(_) | Event::Waiting { .. } => {}
+            _ => {}
         }
     }
 

@@ -259,7 +259,7 @@ impl Trial {
                         said[which].extend(piece.token);
                     }
                     Event::Failed(failure) => error = Some(failure.error),
-                    Event::Finished(_) | Event::Waiting { .. } => {}
+                    _ => {}
                 }
             });
             if let Some(error) = error.take() {
@@ -316,12 +316,10 @@ fn prompt() -> Vec<u32> {
 }
 
 fn config(tokens: usize) -> GenerationConfig {
-    GenerationConfig {
-        max_tokens: Some(tokens),
-        ignore_end: true,
-        sampler: SamplerConfig::greedy(),
-        ..GenerationConfig::default()
-    }
+    GenerationConfig::new()
+        .with_max_tokens(tokens)
+        .with_ignore_end(true)
+        .with_sampler(SamplerConfig::greedy())
 }
 
 fn digest(said: &[Vec<u32>]) -> String {

@@ -27,12 +27,7 @@ fn talk() -> ChatSession {
 
 fn talk_to(model: Model, context: usize) -> ChatSession {
     let script = Script::with_template(&model, None).unwrap();
-    let config = GenerationConfig {
-        context: Some(context),
-        max_tokens: Some(2),
-        ignore_end: true,
-        ..GenerationConfig::default()
-    };
+    let config = GenerationConfig::new().with_context(context).with_max_tokens(2).with_ignore_end(true);
     let session = model.session().unwrap();
     ChatSession::resume(model, script, config, session, None, &[]).unwrap()
 }
@@ -132,11 +127,7 @@ fn the_last_ctrl_c_does_not_stop_the_choice_of_a_head() {
     let (interrupt, console) = (Interrupt::default(), Console::default());
     let model = model("assets/pocket").with_heads(HeadPoolConfig::patient()).unwrap();
     let script = Script::new(&model).unwrap();
-    let config = GenerationConfig {
-        max_tokens: Some(4),
-        end_tokens: model.end_tokens(),
-        ..GenerationConfig::default()
-    };
+    let config = GenerationConfig::new().with_max_tokens(4).with_end_tokens(model.end_tokens());
     let session = model.session().unwrap().with_cancel(interrupt.flag()).with_chunk(2);
     let mut talk = ChatSession::resume(model, script, config, session, None, &[]).unwrap();
     let router = Router::for_session(talk.session());
@@ -151,12 +142,8 @@ fn the_last_ctrl_c_does_not_stop_the_choice_of_a_head() {
 fn talk_in_pocket(context: usize, session: Option<Session>, messages: &[Message]) -> ChatSession {
     let model = model("assets/pocket");
     let script = Script::new(&model).unwrap();
-    let config = GenerationConfig {
-        context: Some(context),
-        max_tokens: Some(8),
-        end_tokens: model.end_tokens(),
-        ..GenerationConfig::default()
-    };
+    let config =
+        GenerationConfig::new().with_context(context).with_max_tokens(8).with_end_tokens(model.end_tokens());
     let session = session.unwrap_or_else(|| model.session().unwrap());
     ChatSession::resume(model, script, config, session, None, messages).unwrap()
 }

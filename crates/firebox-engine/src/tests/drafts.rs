@@ -52,7 +52,7 @@ fn text_request() -> impl Strategy<Value = TextRequest> {
     let prompts = ["He", "once upon a time once upon a time once upon a time", "one, two, one, two, one"];
     let sampler = prop::option::of(0u64..9).prop_map(|seed| match seed {
         Some(seed) => {
-            SamplerConfig { temperature: 1.0, seed, repetition_penalty: 1.1, ..SamplerConfig::default() }
+            SamplerConfig::default().with_temperature(1.0).with_seed(seed).with_repetition_penalty(1.1)
         }
         None => SamplerConfig::greedy(),
     });
@@ -63,16 +63,14 @@ fn text_request() -> impl Strategy<Value = TextRequest> {
     let logprobs = prop::option::of(0usize..3);
     (prompt, sampler, stop, grammar, 1usize..40, logprobs, any::<bool>()).prop_map(
         |(prompt, sampler, stop, grammar, most, logprobs, lookup)| {
-            let config = GenerationConfig {
-                max_tokens: Some(most),
-                // A stop string would cut the text that the grammar is checked against.
-                stop: if grammar.is_some() { Vec::new() } else { stop },
-                ignore_end: grammar.is_none(),
-                grammar,
-                sampler,
-                logprobs,
-                ..GenerationConfig::default()
-            };
+            let mut config = GenerationConfig::new()
+                .with_max_tokens(most)
+                .with_ignore_end(grammar.is_none())
+                .with_sampler(sampler);
+            // A stop string would cut the text that the grammar is checked against.
+            config.stop = if grammar.is_some() { Vec::new() } else { stop };
+            config.grammar = grammar;
+            config.logprobs = logprobs;
             TextRequest { prompt, config, lookup }
         },
     )
@@ -151,10 +149,8 @@ fn drafts_within_a_batch_change_no_token() {
 fn forced_tokens_are_drafted_without_being_asked_for() {
     let (model, telemetry) = (model("llama"), Telemetry::default());
     let model = model.with_telemetry(&telemetry, "model");
-    let config = GenerationConfig {
-        grammar: Some(Grammar::Regex("this is certain, every letter of it".into())),
-        ..GenerationConfig::default()
-    };
+    let config =
+        GenerationConfig::new().with_grammar(Grammar::Regex("this is certain, every letter of it".into()));
     let text = TextRequest { prompt: "He", config, lookup: false };
     let drafted = compare_batched(&model, &[(text, 0)]);
     assert!(drafted > 0);

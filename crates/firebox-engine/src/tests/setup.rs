@@ -64,8 +64,8 @@ fn other_requests_run_during_a_setup() {
     let slow = core.submit(slow, clock.now()).unwrap();
     let late = core.submit(late.with_first_by(Duration::ZERO).or_not_at_all(), clock.now()).unwrap();
     let cancelled = core.submit(cancelled, clock.now()).unwrap();
-    let grammar = Some(Grammar::Regex("a(b".into()));
-    let wrong = answer_of(3).with_config(GenerationConfig { grammar, ..GenerationConfig::default() });
+    let grammar = Grammar::Regex("a(b".into());
+    let wrong = answer_of(3).with_config(GenerationConfig::new().with_grammar(grammar));
     let wrong = core.submit(wrong, clock.now()).unwrap();
     let other = core.submit(answer_of(6), clock.now()).unwrap();
     let (mut ended, mut failed) = (Vec::new(), HashMap::new());
@@ -185,8 +185,8 @@ fn a_failed_setup_returns_the_session_unchanged() {
     );
     assert_unchanged(session);
 
-    let grammar = Some(Grammar::Regex("a(b".into()));
-    let wrong = GenerationConfig { grammar, ..GenerationConfig::default() };
+    let grammar = Grammar::Regex("a(b".into());
+    let wrong = GenerationConfig::new().with_grammar(grammar);
     let request = request_for(&core, &pool, "other").with_config(wrong);
     assert_unchanged(failure(&mut core, &clock, request).session);
 

@@ -12,23 +12,18 @@ use crate::decode::{
 };
 use crate::{RuntimeError, Session};
 
-/// A generation in progress. Dropping it leaves the session with every token it handed out; the last one goes through the
-/// layers with the next feed.
+/// What a generation holds beside its session once the prompt is fed.
 #[derive(Debug)]
-pub struct Generation<'s> {
-    session: &'s mut Session,
-    speculation: Option<&'s mut Speculation>,
+pub(crate) struct GenerationStart {
     state: DecodeState,
     prompt_tokens: usize,
-    /// Prompt tokens that this generation has fed.
-    fed: usize,
     began: Instant,
 }
 
-impl<'s> Generation<'s> {
-    /// Feeds the prompt. Without a tokenizer only tokens come out.
-    pub fn begin(
-        session: &'s mut Session,
+impl GenerationStart {
+    /// Feeds the prompt.
+    pub fn feed(
+        session: &mut Session,
         tokenizer: Option<Arc<Tokenizer>>,
         prompt: &[u32],
         config: GenerationConfig,
@@ -56,7 +51,39 @@ impl<'s> Generation<'s> {
             }
         };
         state.timing().prompt(prompt_tokens, 0);
-        Ok(Self { session, speculation: None, state, prompt_tokens, fed: prompt_tokens, began })
+        Ok(Self { state, prompt_tokens, began })
+    }
+}
+
+/// A generation in progress, an iterator over its pieces. Dropping it leaves the session with every token it handed out; the
+/// last one goes through the layers with the next feed.
+#[derive(Debug)]
+pub struct Generation<'s> {
+    session: &'s mut Session,
+    speculation: Option<&'s mut Speculation>,
+    state: DecodeState,
+    prompt_tokens: usize,
+    /// Prompt tokens that this generation has fed.
+    fed: usize,
+    began: Instant,
+}
+
+impl<'s> Generation<'s> {
+    /// Feeds the prompt. Without a tokenizer only tokens come out.
+    pub fn begin(
+        session: &'s mut Session,
+        tokenizer: Option<Arc<Tokenizer>>,
+        prompt: &[u32],
+        config: GenerationConfig,
+    ) -> Result<Self, RuntimeError> {
+        let start = GenerationStart::feed(session, tokenizer, prompt, config)?;
+        Ok(Self::from_start(session, start))
+    }
+
+    /// Continues a session that has read the prompt.
+    pub(crate) fn from_start(session: &'s mut Session, start: GenerationStart) -> Self {
+        let GenerationStart { state, prompt_tokens, began } = start;
+        Self { session, speculation: None, state, prompt_tokens, fed: prompt_tokens, began }
     }
 
     /// Drafts tokens by `speculation`. The tokens are the same as without it, and come faster where the drafts are good.
@@ -106,10 +133,24 @@ impl<'s> Generation<'s> {
         Ok(Self { session, speculation: None, state, prompt_tokens, fed: 0, began })
     }
 
-    /// Closes the generation: its tokens become part of the session.
+    /// Generates up to the end and closes the generation.
+    pub fn complete(mut self) -> Result<Summary, RuntimeError> {
+        while self.next_piece()?.is_some() {}
+        self.finish()
+    }
+
+    /// Closes the generation where it is: its tokens become part of the session.
     pub fn finish(mut self) -> Result<Summary, RuntimeError> {
         self.state.settle(self.session);
         Ok(self.state.summarize(self.prompt_tokens, self.fed, Duration::ZERO, self.began.elapsed()))
+    }
+}
+
+impl Iterator for Generation<'_> {
+    type Item = Result<Piece, RuntimeError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.next_piece().transpose()
     }
 }
 

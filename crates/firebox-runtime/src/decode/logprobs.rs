@@ -4,6 +4,7 @@ use serde::Serialize;
 
 /// Log-probabilities by the model's own logits: without temperature, penalties or a grammar.
 #[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct LogProbabilities {
     /// That of the chosen token.
     pub token: f32,

@@ -16,18 +16,21 @@ mod paused_file;
 mod paused_generation;
 mod piece;
 mod sampler;
+mod sampler_config;
 mod speculation;
 mod state;
 mod timing;
 
 pub use config::GenerationConfig;
 pub use generation::Generation;
+pub(crate) use generation::GenerationStart;
 pub use logprobs::LogProbabilities;
 pub use output::OutputState;
 pub(crate) use paused_generation::OutputSnapshot;
 pub use paused_generation::{PartialOutput, PausedGeneration};
 pub use piece::{Finish, Piece, Summary};
-pub use sampler::{Sampler, SamplerConfig, likeliest};
+pub use sampler::{Sampler, likeliest};
+pub use sampler_config::SamplerConfig;
 pub use speculation::{
     BatchDraft, DRAFT_BRANCHES, DRAFT_TOKENS, Draft, Drafter, LookupDrafter, ModelDrafter, PassCosts,
     Speculation, draft_together,

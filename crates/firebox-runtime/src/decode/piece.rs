@@ -29,6 +29,7 @@ pub struct Piece {
 
 /// The outcome of a generation.
 #[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct Summary {
     /// The text.
     pub text: String,

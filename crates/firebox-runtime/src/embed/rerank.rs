@@ -8,6 +8,7 @@ use crate::{Model, RuntimeError};
 
 /// A document with its score.
 #[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
 pub struct Ranked {
     /// Its index among the given documents.
     pub document: usize,

@@ -27,6 +27,7 @@ pub enum HeadState {
 
 /// An event of a head.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub enum HeadEvent {
     /// It was loaded into memory.
     Loaded {

@@ -20,6 +20,7 @@ const PREFETCHED_SUCCESSORS: usize = 2;
 
 /// The result of a request for a head.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct HeadSwitch {
     /// The head to use; `None` for the model's own last layers.
     pub head: Option<Arc<Head>>,

@@ -89,7 +89,6 @@ impl Output {
 
     fn handle(&mut self, index: usize, event: Event) {
         match event {
-            Event::Waiting { .. } => {}
             Event::Piece(piece) => {
                 for part in self.parser.push(&piece, Some(&self.tokenizer)) {
                     self.add_part(part, "completed");
@@ -127,6 +126,7 @@ impl Output {
                 self.emit("response.failed", json!({ "response": response }));
                 self.is_over = true;
             }
+            _ => {}
         }
     }
 

@@ -170,6 +170,7 @@ async fn run_to_end(
                 drop(guard);
                 AnswerEvent::Failed(failure.error.into())
             }
+            Some(_) => continue,
             None => AnswerEvent::Failed(ApiError::stopping()),
         };
         let _ = events.send(end).await;

@@ -187,7 +187,7 @@ impl SessionTree {
         self.apply_facts(false)?;
         let mut session = self.tree.session(self.active)?.clone();
         let asked = Conversation::new(&self.served.script, &mut session, self.capacity).ask(text);
-        let Question { turn, prompt, room } = asked.map_err(|error| match error {
+        let Question { turn, prompt, room, .. } = asked.map_err(|error| match error {
             RuntimeError::Cache(CacheError::TurnTooLong { .. }) => {
                 ApiError::field("content", error.to_string())
             }

@@ -75,18 +75,14 @@ impl References {
         let options = TemplateOptions::default();
         prompt.extend(script.template().encode(model.tokenizer().unwrap(), &messages, &options).unwrap());
         let mut session = model.session().unwrap();
-        let context = Some(model.decoder().unwrap().config().max_positions);
-        let config = GenerationConfig { context, max_tokens: Some(most), ..greedy(model) };
+        let context = model.decoder().unwrap().config().max_positions;
+        let config = greedy(model).with_context(context).with_max_tokens(most);
         answer(model, &mut session, &prompt, config)
     }
 }
 
 fn greedy(model: &Model) -> GenerationConfig {
-    GenerationConfig {
-        end_tokens: model.end_tokens(),
-        sampler: SamplerConfig::greedy(),
-        ..GenerationConfig::default()
-    }
+    GenerationConfig::new().with_end_tokens(model.end_tokens()).with_sampler(SamplerConfig::greedy())
 }
 
 fn answer(model: &Model, session: &mut Session, prompt: &[u32], config: GenerationConfig) -> Answered {
@@ -200,9 +196,8 @@ impl<'p> Replay<'p> {
         let Reference { model, script, .. } = self.reference;
         let mut session = self.session().clone();
         let asked = Conversation::new(script, &mut session, self.capacity).ask(text);
-        let Question { turn, prompt, room } = asked.map_err(|error| error.to_string())?;
-        let config =
-            GenerationConfig { max_tokens: Some(most.min(room)), ignore_end: ignores_end, ..greedy(model) };
+        let Question { turn, prompt, room, .. } = asked.map_err(|error| error.to_string())?;
+        let config = greedy(model).with_max_tokens(most.min(room)).with_ignore_end(ignores_end);
         let said = answer(model, &mut session, &prompt, config);
         if said != *heard {
             return Err(format!("to {text:?} was heard {heard:?}, and {said:?} is said"));

@@ -15,6 +15,7 @@ const FORMAT_PREFIX: u64 = 64 << 10;
 
 /// The contents of a session file, for callers without the model that it was saved by.
 #[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
 pub struct SessionSummary {
     /// All its tokens, cached or accepted.
     pub tokens: Vec<u32>,
