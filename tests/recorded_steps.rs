@@ -5,7 +5,7 @@
 #![allow(clippy::unwrap_used)]
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use firebox::{KvType, Model, PagePool, device};
 use firebox_cache::SequenceCache;
@@ -14,7 +14,13 @@ use firebox_model::{Decoder, Input, LogitRows, Pass};
 
 /// Launches of a replayed step: the copy of its logits.
 const REPLAYED: usize = 1;
+/// Launches are counted in all threads, so that only one test may run at a time.
+static ALONE: Mutex<()> = Mutex::new(());
 const FAMILIES: [&str; 4] = ["qwen3", "llama", "mistral", "smollm3"];
+
+fn alone() -> MutexGuard<'static, ()> {
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 fn decoder(family: &str) -> Arc<Decoder> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/reference").join(family);
@@ -95,6 +101,7 @@ fn step(decoder: &Decoder, pairs: &mut [Pair]) -> usize {
 
 #[test]
 fn two_thousand_replayed_positions_have_the_bits_of_launched_ones() {
+    let _alone = alone();
     let decoder = decoder("qwen3");
     let mut pairs = [Pair::new(&decoder, KvType::F16)];
     pairs[0].feed(&decoder, 5);
@@ -105,6 +112,7 @@ fn two_thousand_replayed_positions_have_the_bits_of_launched_ones() {
 
 #[test]
 fn every_family_with_fused_layers_is_replayed() {
+    let _alone = alone();
     for family in FAMILIES {
         let decoder = decoder(family);
         let mut pairs = [Pair::new(&decoder, KvType::F32)];
@@ -116,6 +124,7 @@ fn every_family_with_fused_layers_is_replayed() {
 
 #[test]
 fn one_to_eight_sequences_are_replayed_together() {
+    let _alone = alone();
     let decoder = decoder("llama");
     let mut pairs: Vec<Pair> = Vec::new();
     for count in 1..=8 {
@@ -134,6 +143,7 @@ fn one_to_eight_sequences_are_replayed_together() {
 
 #[test]
 fn a_stale_recording_is_never_replayed() {
+    let _alone = alone();
     let decoder = decoder("qwen3");
     let mut pairs = [Pair::new(&decoder, KvType::F16)];
     pairs[0].feed(&decoder, 200);
@@ -174,6 +184,7 @@ fn a_stale_recording_is_never_replayed() {
 
 #[test]
 fn quantized_caches_and_unfused_layers_are_launched() {
+    let _alone = alone();
     for (family, kept) in [("qwen3", KvType::Int8), ("gemma3_text", KvType::F16), ("qwen3_moe", KvType::F16)]
     {
         let decoder = decoder(family);

@@ -149,6 +149,8 @@ impl ExpertCache {
             match found {
                 Some(network) => work(expert, network),
                 None => {
+                    // Uploads have to leave the buffers of the stream; what follows reports a lost device.
+                    let _ = self.device.flush();
                     let Some(loaded) = read.next() else { unreachable!("every absent one was requested") };
                     let network = self.keep_or_build(layer, expert, loaded?)?;
                     work(expert, &network);

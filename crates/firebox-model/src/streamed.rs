@@ -341,12 +341,16 @@ impl StreamedWeights {
         if let Some(cache) = &self.experts {
             // A resident block has all of its experts; this one has none.
             let experts = CachedExperts { cache: cache.clone(), layer: index };
-            return self.build_block(index, &self.stream.take(pieces.parts().start)?, Some(experts));
+            return self.build_block(
+                index,
+                &self.released_stream().take(pieces.parts().start)?,
+                Some(experts),
+            );
         }
         let mut there: Vec<_> = pieces.parts().map(|part| pieces.piece(part)).collect();
         let missing: Vec<usize> =
             pieces.parts().zip(&there).filter(|(_, piece)| piece.is_none()).map(|(part, _)| part).collect();
-        let read = self.stream.take_all(&missing)?;
+        let read = self.released_stream().take_all(&missing)?;
         let read: Vec<ReadPart<'_>> =
             missing.iter().zip(read).map(|(part, loaded)| self.read_part(*part, loaded)).collect();
         for part in &read {
@@ -397,13 +401,21 @@ impl StreamedWeights {
             Some(rows) => rows,
             None => {
                 let part = self.block_parts() + block;
-                let read = self.read_part(part, self.stream.take(part)?);
+                let read = self.read_part(part, self.released_stream().take(part)?);
                 let rows = self.unembedding_rows(&read.loaded)?;
                 read.retain(|_| self.unembedding[block].set(Some(rows.clone())));
                 rows
             }
         };
         Ok(rows.multiply(hidden.clone()))
+    }
+
+    /// Returns the stream once uploads have left its buffers: an accelerator holds them until it is handed what was asked of it,
+    /// and with all buffers held nothing could be read.
+    fn released_stream(&self) -> &Stream {
+        // What follows reports a lost device.
+        let _ = self.device.flush();
+        &self.stream
     }
 
     /// A part that was read for a pass, and whether it is to be retained.
