@@ -10,8 +10,8 @@ use firebox::{Generation, GenerationConfig, Model, OWN_HEAD, device};
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let model = Model::open("assets/pocket", &device("cpu")?)?.with_heads(HeadPoolConfig::patient())?;
     let tokenizer = model.tokenizer()?.clone();
-    let rack = model.heads().ok_or("the pocket model has heads")?;
-    println!("heads: {}", rack.names().join(", "));
+    let pool = model.heads().ok_or("the pocket model has heads")?;
+    println!("heads: {}", pool.names().join(", "));
 
     let mut session = model.session()?;
     session.feed(

@@ -25,8 +25,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         stage.with_first_by(Duration::from_secs(10)).with_least_confidence(0.5)
     };
     // The router is a head as well: a classifier whose labels are names of stages.
-    let rack = model.heads().ok_or("the pocket model has heads")?;
-    let router = rack.acquire("router").head.ok_or("the pocket model has a router")?;
+    let pool = model.heads().ok_or("the pocket model has heads")?;
+    let router = pool.acquire("router").head.ok_or("the pocket model has a router")?;
     let (routed, prompt) = (model.session()?, ask.clone());
     let router = move |text: &str| -> Result<Vec<(String, f32)>, RuntimeError> {
         let likely = routed.classify(&router, &prompt(text)?)?;

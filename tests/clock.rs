@@ -181,16 +181,16 @@ fn retries_come_when_their_time_is_over() {
     copy(&Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/pocket"), &path);
     let model = Model::open(&path, &device("cpu").unwrap()).unwrap();
     let model = model.with_heads(HeadPoolConfig::patient()).unwrap();
-    let rack = model.heads().unwrap();
-    rack.wait_until_idle();
-    assert!(rack.acquire("chat").fallback_reason.is_none());
+    let pool = model.heads().unwrap();
+    pool.wait_until_idle();
+    assert!(pool.acquire("chat").fallback_reason.is_none());
     let faults = Faults::below(&path.join("heads/code"));
     faults.from(0, Fault::Broken);
-    let refused = rack.acquire("code").fallback_reason.expect("the disk fails");
+    let refused = pool.acquire("code").fallback_reason.expect("the disk fails");
     assert!(refused.to_string().contains("the disk fails"), "{refused}");
     let failed = faults.lift();
     assert!(failed > 0);
-    let retry_in = rack.events().into_iter().find_map(|event| match event {
+    let retry_in = pool.events().into_iter().find_map(|event| match event {
         HeadEvent::Failed { name, retry_in, .. } if name == "code" => Some(retry_in),
         _ => None,
     });
@@ -199,10 +199,10 @@ fn retries_come_when_their_time_is_over() {
     // The disk works again, but there is no retry before the delay is over, even if the wall clock jumps.
     for hours in [0, 2, -2, 700] {
         WALL.store(hours * HOUR, Ordering::SeqCst);
-        assert!(rack.acquire("code").fallback_reason.is_some(), "{hours}");
+        assert!(pool.acquire("code").fallback_reason.is_some(), "{hours}");
         // Other heads are available throughout.
-        assert!(rack.acquire("chat").fallback_reason.is_none());
+        assert!(pool.acquire("chat").fallback_reason.is_none());
     }
     MEASURED.store(retry_in.as_secs() as i64 + 1, Ordering::SeqCst);
-    assert!(rack.acquire("code").fallback_reason.is_none(), "the head is retried after the delay");
+    assert!(pool.acquire("code").fallback_reason.is_none(), "the head is retried after the delay");
 }

@@ -187,7 +187,7 @@ fn answer(session: &mut Session, prompt: &[u32]) -> Vec<u32> {
 }
 
 #[test]
-fn who_does_what_was_there_changes_no_bit() {
+fn a_component_that_repeats_the_original_changes_no_bit() {
     let model = plain();
     let own = model.clone().with_feed_forward(1, |_| SameGated::new(&model)).unwrap();
     let own = own.with_mixer(2, |_| SameAttention::new(&model)).unwrap();
@@ -265,7 +265,7 @@ fn a_state_of_its_own_says_the_same_however_tokens_come() {
 }
 
 #[test]
-fn what_is_saved_is_only_for_the_same_components() {
+fn saved_sessions_require_the_same_components() {
     let (model, tokens) = (fading(), tokens(60));
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("session");
@@ -400,7 +400,7 @@ impl OwnFeedForward for Failing {
 }
 
 #[test]
-fn what_a_component_does_wrong_is_told() {
+fn errors_of_components_are_reported() {
     let told = |model: Model| match model.session().unwrap().feed(&[3, 4]) {
         Err(RuntimeError::Model(error @ ModelError::Component { .. })) => error.to_string(),
         other => panic!("{other:?}"),

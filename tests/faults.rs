@@ -460,7 +460,7 @@ fn memory_that_is_refused_anywhere_is_given_back_everywhere() {
 }
 
 #[test]
-fn memory_that_is_gone_for_a_while_fails_who_needs_more_and_nobody_else() {
+fn a_shortage_of_memory_fails_only_requests_that_need_more() {
     let budget = Budget::new(64 << 20);
     let shared = SharedBudget::beside(&budget).unwrap();
     let open_shared = |name: &str| shared.open(fixture(name), &device("cpu").unwrap(), &options());

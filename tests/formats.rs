@@ -32,7 +32,7 @@ fn verified(path: &Path, expected: &Path) -> Vec<(&'static str, Verification)> {
 }
 
 #[test]
-fn gguf_and_bundles_compute_what_the_directory_computes() {
+fn gguf_and_bundles_equal_the_directory() {
     let scratch = tempfile::tempdir().unwrap();
     let mut families = 0;
     let mut failures = Vec::new();
@@ -71,7 +71,7 @@ fn an_encoder_survives_its_bundle() {
 /// The loss of quantized weights equals that of the same rounding by another program; a difference would be a fault of
 /// this one.
 #[test]
-fn quantization_costs_what_its_rounding_costs() {
+fn quantization_errors_are_those_of_rounding() {
     let oracle: Value =
         serde_json::from_slice(&std::fs::read(fixtures("quantization.json")).unwrap()).unwrap();
     let scratch = tempfile::tempdir().unwrap();

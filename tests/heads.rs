@@ -210,7 +210,7 @@ fn sequences_of_several_heads_share_a_pass() {
 }
 
 #[test]
-fn what_sequences_share_is_nobodys_to_change() {
+fn a_branch_with_another_head_leaves_shared_pages_unchanged() {
     let wardrobe = Wardrobe::new("qwen3", 2);
     let mut session = wardrobe.session();
     session.feed(&tokens(4, 200)).unwrap();
@@ -426,7 +426,7 @@ fn the_memory_of_a_head_that_left_is_the_next_ones() {
     let budget = Budget::new(1 << 30);
     let config = HeadPoolConfig { budget: Some(budget.clone()), ..HeadPoolConfig::patient() };
     let model = model.with_heads(config).unwrap();
-    let rack = model.heads().unwrap();
+    let pool = model.heads().unwrap();
     let (one, other) = ("head-1", "head-2");
     let wearing = |name: &str| {
         let mut session = model.session().unwrap();
@@ -440,18 +440,18 @@ fn the_memory_of_a_head_that_left_is_the_next_ones() {
     assert_eq!(both, 2 * each);
 
     // The memory of an evicted head stays charged until the next load takes it over, which computes the same.
-    rack.evict(one);
+    pool.evict(one);
     assert_eq!(budget.held(Account::Weights), both);
     assert_eq!(ran(&mut wearing(one)), first);
     assert_eq!(budget.held(Account::Weights), both);
 
     // A head in use keeps its memory, which stays charged.
     let mut worn = wearing(one);
-    rack.evict(one);
-    rack.evict(other);
+    pool.evict(one);
+    pool.evict(other);
     assert_eq!(ran(&mut wearing(other)), second);
     assert_eq!(ran(&mut worn), first);
-    rack.evict(other);
+    pool.evict(other);
     assert_eq!(budget.held(Account::Weights), both);
     drop(worn);
     assert_eq!(budget.held(Account::Weights), each);

@@ -205,7 +205,7 @@ fn a_pinned_model_stays_resident() {
 }
 
 #[test]
-fn a_guaranteed_model_has_what_it_needs_whatever_others_take() {
+fn a_guaranteed_model_keeps_its_memory_whatever_others_take() {
     let _alone = alone_here();
     let models = Models::new([2, 5, 12]);
     let shared = shared(4 * MIB);
@@ -240,13 +240,13 @@ fn a_head_gets_the_memory_of_parts_that_can_be_read_again() {
     let pocket = open(&shared, &pocket, &ShareOptions { preload: false, ..options() });
     let pocket = pocket.with_heads(HeadPoolConfig::patient()).unwrap();
     let large = open(&shared, &models.path("large"), &options());
-    let rack = pocket.heads().unwrap();
-    let bytes: u64 = rack.names().iter().map(|name| rack.bytes_of(name).unwrap()).sum();
+    let pool = pocket.heads().unwrap();
+    let bytes: u64 = pool.names().iter().map(|name| pool.bytes_of(name).unwrap()).sum();
     let before = large.residency().unwrap().resident_bytes();
     assert!(shared.budget().left() < bytes, "the other model has it");
     // Heads in use are not evicted for each other.
-    let worn: Vec<_> = rack.names().iter().map(|name| rack.acquire(name)).collect();
-    assert!(worn.iter().all(|worn| worn.fallback_reason.is_none()), "{worn:?}");
+    let acquired: Vec<_> = pool.names().iter().map(|name| pool.acquire(name)).collect();
+    assert!(acquired.iter().all(|acquired| acquired.fallback_reason.is_none()), "{acquired:?}");
     assert!(pocket.residency().unwrap().budget().held(Account::Weights) >= bytes);
     assert!(large.residency().unwrap().resident_bytes() < before);
     assert!(shared.budget().most_held() <= shared.budget().total());

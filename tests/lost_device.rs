@@ -8,7 +8,7 @@ use std::path::Path;
 
 use burn::tensor::Device;
 use firebox::engine::{Engine, EngineConfig, EngineError, Event, Request};
-use firebox::{Generation, GenerationConfig, Model, RuntimeError, SamplerConfig, device};
+use firebox::{Generation, GenerationConfig, Model, SamplerConfig, device};
 
 const SAID: usize = 5;
 

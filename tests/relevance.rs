@@ -239,7 +239,7 @@ fn small_encoder() -> (tempfile::TempDir, Model) {
 }
 
 #[test]
-fn a_turn_is_what_the_encoder_makes_of_its_text() {
+fn a_turn_has_the_vector_of_its_text() {
     let (_folder, model) = small_encoder();
     let mut encoder = SentenceEncoder::new(model.clone()).unwrap();
     let text = "Hello world, this is a turn.";
@@ -284,7 +284,7 @@ fn an_encoder_scores_turns() {
 }
 
 #[test]
-fn what_cannot_encode_text_is_refused() {
+fn models_that_cannot_encode_text_are_refused() {
     let refused = |path: &str| SentenceEncoder::open(root(path), &device("cpu").unwrap()).unwrap_err();
     assert!(matches!(refused("tests/fixtures/reference/llama"), RuntimeError::Kind { .. }));
     assert!(matches!(refused("tests/fixtures/reference/bert"), RuntimeError::NoTokenizer { .. }));

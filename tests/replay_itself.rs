@@ -43,7 +43,7 @@ fn between(a: &[f64], b: &[f64]) -> f64 {
 }
 
 #[test]
-fn an_undisturbed_sequence_says_what_the_library_says() {
+fn an_undisturbed_sequence_equals_the_library() {
     for fixture in FIXTURES {
         let tokens = tokens(150, 3);
         let logits = Naive::open(&path(fixture)).logits(&Step::causal(&tokens));
@@ -53,7 +53,7 @@ fn an_undisturbed_sequence_says_what_the_library_says() {
 }
 
 #[test]
-fn an_undisturbed_sequence_says_what_the_reference_says() {
+fn an_undisturbed_sequence_equals_the_reference() {
     for fixture in FIXTURES {
         let bytes = std::fs::read(path(fixture).join("expected.safetensors")).unwrap();
         let file = SafeTensors::deserialize(&bytes).unwrap();
@@ -184,7 +184,7 @@ fn branches_do_not_meet() {
 
 /// The state of recurrent layers depends on the tokens processed, not on the visible ones.
 #[test]
-fn recurrent_layers_continue_where_they_are_told() {
+fn only_recurrent_layers_depend_on_the_step_before() {
     for (fixture, recurrent) in [("reference/qwen3_5_text", true), ("reference/llama", false)] {
         let naive = Naive::open(&path(fixture));
         let steps = Step::causal(&tokens(24, 5));

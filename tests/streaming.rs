@@ -107,7 +107,7 @@ fn run(decoder: &Decoder, batch: usize, mut between: impl FnMut(usize)) -> Vec<V
 }
 
 #[test]
-fn whatever_is_kept_the_numbers_are_the_same() {
+fn residency_changes_no_number() {
     let scratch = tempfile::tempdir().unwrap();
     for path in checkpoints(scratch.path()) {
         let plain = Decoder::load(&Checkpoint::open(&path).unwrap(), &device("cpu").unwrap()).unwrap();
@@ -222,7 +222,7 @@ fn read_bytes(decoder: &Decoder, from: u64) -> (u64, u64) {
 }
 
 #[test]
-fn nothing_is_read_that_is_kept_and_nothing_twice() {
+fn resident_parts_are_not_read_and_no_part_is_read_twice() {
     for pieces in [1, 4] {
         let config = StreamedConfig { pieces, ..config(3) };
         read_once_a_round(&streamed(&fixtures("gguf/llama/hf"), "cpu", &config));
@@ -274,7 +274,7 @@ proptest! {
 
     /// Parts and buffers come and go between passes.
     #[test]
-    fn what_is_kept_may_change_between_passes(
+    fn residency_may_change_between_passes(
         (buffers, pieces) in (1usize..5, 1usize..6),
         changes in prop::collection::vec((0usize..20, any::<bool>(), 1usize..5), 1..30),
     ) {

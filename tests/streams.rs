@@ -503,12 +503,12 @@ const HALF: Bound = Bound { deviation: 5e-4, rounding: 50.0 };
 const BYTES: Bound = Bound { deviation: 0.15, rounding: 1e4 };
 
 #[test]
-fn dense_models_say_what_the_replay_says() {
+fn dense_models_equal_the_replay() {
     conversations(&DENSE, KvType::F32, None, 2500, EXACT);
 }
 
 #[test]
-fn hybrid_models_say_what_the_replay_says() {
+fn hybrid_models_equal_the_replay() {
     conversations(&[HYBRID], KvType::F32, None, 2500, EXACT);
 }
 
@@ -520,7 +520,7 @@ fn turns_are_evicted_as_a_whole() {
 /// Runs fewer steps, because software devices are slow, and none if the build has the CPU alone. Operations round a
 /// little more there.
 #[test]
-fn other_devices_say_what_the_replay_says() {
+fn other_devices_equal_the_replay() {
     on_other_devices(&[DENSE[1], HYBRID], KvType::F32, Bound { deviation: 2e-4, rounding: 500.0 });
 }
 
@@ -569,7 +569,7 @@ fn bytes_say_nearly_the_same() {
 
 /// What policies that recompute or compact leave of a conversation.
 #[test]
-fn policies_leave_what_they_say() {
+fn policies_keep_the_turns_they_promise() {
     let lengths = [9usize, 14, 5, 20, 11, 8, 17, 6, 12, 9];
     for fixture in [DENSE[0], HYBRID] {
         let mut windowed = session(fixture, KvType::F32).with_turn_capacity(48, SlidingWindow);

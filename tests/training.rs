@@ -56,7 +56,7 @@ fn lengths(sequences: &[Vec<u32>]) -> Vec<usize> {
 }
 
 #[test]
-fn a_tower_computes_what_its_model_does() {
+fn a_tower_equals_its_model() {
     for family in FAMILIES {
         let model = Model::open(fixture(family), &device("cpu").unwrap()).unwrap();
         let tower = Tower::whole(model.checkpoint(), &learning()).unwrap();
@@ -67,7 +67,7 @@ fn a_tower_computes_what_its_model_does() {
 }
 
 #[test]
-fn a_head_begins_as_what_its_model_does() {
+fn an_untrained_head_equals_its_model() {
     for family in FAMILIES {
         let model = Model::open(fixture(family), &device("cpu").unwrap()).unwrap();
         let decoder = model.decoder().unwrap();
@@ -198,7 +198,7 @@ impl burn::module::ModuleMapper for Stepping<'_> {
 
 /// Skipping a layer equals a model whose layer adds nothing.
 #[test]
-fn a_profile_says_what_layers_are_for() {
+fn a_profile_measures_what_layers_contribute() {
     let folder = tempfile::tempdir().unwrap();
     let sample = |seed| {
         let tokens = tokens(seed, 150);

@@ -175,7 +175,7 @@ mod tests {
     const FIGURES: &[Declared] = &[times("test.sooner", "s", "the other way"), alone("test.seconds", "s")];
 
     #[test]
-    fn rounds_come_to_a_median_and_what_they_lie_between() {
+    fn rounds_become_a_median_and_a_range() {
         let mut figures = Figures::new(FIGURES);
         for (ours, baseline) in [(1.0, 4.0), (2.0, 4.0), (1.0, 3.0)] {
             figures.sooner("test.sooner", ours, baseline).unwrap();
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_figure_is_what_it_was_declared_to_be() {
+    fn a_figure_has_its_declared_kind() {
         let mut figures = Figures::new(FIGURES);
         assert!(figures.add("test.other", 1.0).unwrap_err().to_string().contains("test.other"));
         assert!(figures.add("test.sooner", 1.0).is_err());

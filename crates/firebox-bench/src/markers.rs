@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_stands_between_the_markers_is_replaced() {
+    fn only_text_between_the_markers_is_replaced() {
         let (before, after) = ("# Figures\n\nOld words.\n\n", "\n\n## More\n\nNot to be touched.\n");
         let text = format!("{before}{BEGIN}\nan old report\n\n{END}{after}");
         let expected = format!("{before}{BEGIN}\n| a | b |\n{END}{after}");

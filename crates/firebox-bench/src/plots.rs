@@ -129,7 +129,7 @@ mod tests {
     use crate::figure::Figures;
 
     #[test]
-    fn a_sweep_has_a_line_for_what_was_foretold_and_one_for_what_came() {
+    fn a_sweep_plots_predicted_and_measured_speeds() {
         assert!(swept(&[]).is_none());
         let mut figures = Figures::new(residency_sweep::FIGURES);
         for (at, (name, _)) in residency_sweep::STEPS.iter().enumerate() {

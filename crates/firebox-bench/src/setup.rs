@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_there_is_not_made_again_and_what_was_not_finished_is() {
+    fn complete_files_are_reused_and_incomplete_ones_made_again() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("made");
         let make = |folder: &Path| Ok(fs::create_dir(folder)?);

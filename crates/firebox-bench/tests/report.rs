@@ -67,7 +67,7 @@ fn a_quick_run_measures_every_claim_and_writes_between_the_markers() {
 }
 
 #[test]
-fn what_cannot_work_is_said_before_anything_is_measured() {
+fn errors_are_reported_before_anything_is_measured() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("FIGURES.md");
     std::fs::write(&file, "no markers").unwrap();

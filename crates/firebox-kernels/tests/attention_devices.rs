@@ -458,7 +458,7 @@ fn values_of(tensor: Tensor<3>) -> Vec<f32> {
 
 /// A part whose weight is no number is not one that weighs nothing.
 #[test]
-fn parts_that_are_no_numbers_show_in_what_is_merged() {
+fn nan_of_a_part_shows_in_the_merged_output() {
     let (rows, heads, head_dim) = (3, 2, 4);
     let sums = random([rows, heads], 9);
     let (no_sum, no_output) = (sums.clone().slice_fill([1..2, 1..2], f32::NAN), [2, 0, 1]);

@@ -316,7 +316,7 @@ fn many_threads_compute_the_same() {
 
 /// Operations may overwrite their inputs, but not shared ones.
 #[test]
-fn what_is_held_stays() {
+fn operations_leave_held_inputs_unchanged() {
     let (x, y) = (random([4, 32], 1), random([4, 32], 2));
     let (x_before, y_before) = (values(x.clone()), values(y.clone()));
     let _ = gated(x.clone(), y.clone(), Activation::Silu);

@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_room_leaves_the_chat_as_it_was() {
+    fn a_question_without_room_leaves_the_chat_unchanged() {
         let model = model();
         let (capacity, config) =
             (Capacity { turns: 48, facts: 24 }, GenerationConfig::new().with_max_tokens(4));

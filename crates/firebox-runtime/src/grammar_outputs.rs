@@ -273,7 +273,7 @@ fn person() -> Grammar {
 
 /// Forced tokens go through the layers together.
 #[test]
-fn what_is_certain_is_drafted_and_accepted() {
+fn forced_tokens_are_drafted_and_accepted() {
     for family in RUN {
         let (summary, _) = generate(&model(family), config(&person(), 3), None);
         assert!(summary.drafted_tokens > summary.tokens.len() / 2, "{family}: {summary:?}");

@@ -86,7 +86,7 @@ fn an_import_takes_a_bounded_buffer() {
 }
 
 #[test]
-fn what_is_of_no_use_is_not_built() {
+fn large_unused_json_is_not_held_in_memory() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let folder = tempdir().unwrap();
     let zeros = format!("[{}0]", "0,".repeat(8 << 20));

@@ -76,7 +76,7 @@ fn until_there(stream: &Stream, units: Range<usize>) {
 
 /// What is aimed at comes, whatever is in the buffers and however few there are.
 #[test]
-fn what_is_aimed_at_comes_without_being_waited_for() {
+fn prioritized_units_are_read_before_they_are_taken() {
     let checkpoint = checkpoint();
     for buffers in 0..3 {
         let stream = stream(&checkpoint, buffers, 1);
@@ -99,7 +99,7 @@ fn what_is_aimed_at_comes_without_being_waited_for() {
 
 /// Read units that are needed at once come together, whatever is in the buffers and however few there are.
 #[test]
-fn what_is_needed_at_once_comes_together() {
+fn units_requested_together_arrive_together() {
     let checkpoint = checkpoint();
     for buffers in 0..5 {
         let stream = stream(&checkpoint, buffers, 1);

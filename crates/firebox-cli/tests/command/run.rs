@@ -184,7 +184,7 @@ fn a_chat_template_is_used_unless_raw() {
 }
 
 #[test]
-fn what_makes_no_sense_is_a_usage_error() {
+fn senseless_options_are_usage_errors() {
     let model = fixture("gguf/llama/hf");
     firebox_with(args!["run", model, "--ids", "1,x"]).fails(USAGE, &["\"x\""]);
     firebox_with(args!["run", model, "--ids", ""]).fails(USAGE, &["--ids"]);
@@ -197,7 +197,7 @@ fn what_makes_no_sense_is_a_usage_error() {
 }
 
 #[test]
-fn what_cannot_be_used_says_why() {
+fn unusable_arguments_say_why() {
     firebox_with(args!["run", fixture("gguf/llama/hf"), "Hello"])
         .fails(UNUSABLE, &["--ids", "tokenizer.json"]);
     firebox_with(args!["run", fixture("gguf/llama/hf"), "--ids", "70000"]).fails(UNUSABLE, &["70000"]);

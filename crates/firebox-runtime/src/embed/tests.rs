@@ -241,7 +241,7 @@ fn a_pass_of_an_encoder_in_shared_memory_is_paid_for_or_refused() {
 }
 
 #[test]
-fn pooling_is_what_the_makers_say() {
+fn pooling_follows_the_checkpoint() {
     let tokens = |model: &Model| model.tokenizer().unwrap().encode(TEXTS[0], true).unwrap();
     for (mode, pooling) in [
         ("pooling_mode_cls_token", Pooling::First),

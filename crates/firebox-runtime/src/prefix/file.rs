@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_opened_says_what_prefilling_says() {
+    fn an_opened_prefix_equals_prefilling() {
         let folder = tempfile::tempdir().unwrap();
         for (fixture, kv_type) in kinds() {
             let model = model(fixture);
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_used_is_computed_again() {
+    fn unusable_prefixes_are_computed_again() {
         let folder = tempfile::tempdir().unwrap();
         let one = model("reference/llama");
         let tokens = tokens(40);
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_refused() {
+    fn prefixes_that_do_not_fit_are_refused() {
         let folder = tempfile::tempdir().unwrap();
         let model = model("reference/llama");
         let open = |tokens: &[u32], capacity| {

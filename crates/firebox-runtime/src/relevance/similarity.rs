@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn pairs_that_are_not_told_apart_are_refused() {
+    fn indistinguishable_pairs_are_refused() {
         let pairs =
             [true, false].map(|related| LabelledPair { newest: said("a"), earlier: said("b"), related });
         let refused = Similarity::fit(Letters::default(), &pairs);

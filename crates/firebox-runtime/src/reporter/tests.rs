@@ -27,7 +27,7 @@ fn generate(session: &mut Session, prompt: &[u32], tokens: usize) {
 }
 
 #[test]
-fn what_sessions_count_is_the_model_s() {
+fn sessions_count_for_their_model() {
     let telemetry = Telemetry::default();
     let model = model("llama").with_telemetry(&telemetry, "small");
     let mut one = model.session().unwrap();

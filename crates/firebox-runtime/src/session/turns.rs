@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn what_later_tokens_have_seen_is_not_lost_with_what_they_are() {
+    fn evicted_or_once_hidden_turns_make_a_session_irreproducible() {
         let policy = WholeTurns { after: AfterEviction::CompactPositions };
         let said = |session: &mut Session| {
             let turn = session.begin_turn(&[Role::User]).unwrap();
@@ -429,7 +429,7 @@ mod tests {
     /// What could not be added leaves nothing behind: not a fact that what is said next would become part of, and not a
     /// turn that is gone.
     #[test]
-    fn what_fails_changes_nothing() {
+    fn a_failed_change_of_turns_changes_nothing() {
         let mut session = session();
         let turn = session.begin_turn(&[Role::User]).unwrap();
         assert!(session.feed(&[9999]).is_err());
@@ -449,7 +449,7 @@ mod tests {
 
     /// Going back behind a fact in a model that has to compute again what is left does not make a fact of what follows.
     #[test]
-    fn what_follows_a_lost_fact_is_no_fact() {
+    fn a_turn_after_a_rewound_fact_is_no_fact() {
         let fixture =
             Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/reference/qwen3_5_text");
         let mut session = Model::open(fixture, &device("cpu").unwrap()).unwrap().session().unwrap();

@@ -237,7 +237,7 @@ mod tests {
     use super::super::ring_harness::check_stream_events as check;
 
     #[test]
-    fn two_units_at_once_do_not_wait_for_those_who_wait_for_them() {
+    fn two_units_requested_at_once_do_not_deadlock() {
         // Which unit, or which of those that can be taken: units needed at once come last.
         let [first, second, third] = [0, 16, 32];
         let [request, request_two, wait, take, release, read, has_read] = [0_u8, 2, 3, 4, 8, 9, 11];

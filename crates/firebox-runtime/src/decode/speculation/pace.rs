@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn what_drafts_cost_counts_and_what_the_first_costs_does_not() {
+    fn the_cost_of_drafts_counts_but_for_the_first() {
         let drafting = |token: f64, first: f64| {
             let mut pace = Pace::default();
             let mut drafted = 0;

@@ -180,7 +180,7 @@ fn known(name: &str, config: &GenerationConfig) -> (Model, [u32; 6], Summary, Sp
 }
 
 #[test]
-fn what_was_drafted_is_counted() {
+fn drafted_tokens_are_counted() {
     let config = GenerationConfig { max_tokens: Some(17), ..GenerationConfig::default() };
     let (model, prompt, plain, mut speculation) = known("reference/llama", &config);
     assert_eq!((plain.drafted_tokens, plain.accepted_tokens), (0, 0));
@@ -415,7 +415,7 @@ fn a_failing_drafter_is_an_error_and_loses_nothing() {
 /// Why drafts are drawn with the model's own random numbers and then compared, and not accepted by chance: what is
 /// accepted comes close to all that two distributions share, and the tokens stay those of plain decoding.
 #[test]
-fn drawing_alike_accepts_most_of_what_could_be() {
+fn equal_random_numbers_accept_most_drafts() {
     let noise = |at: usize| ((at * 7919 + 13) % 1009) as f32 / 504.5 - 1.0;
     let (mut shared, mut likeliest, mut alike, mut draws) = (0.0f32, 0.0f32, 0.0f32, 0.0f32);
     for trial in 0..400 {

@@ -255,7 +255,7 @@ fn nothing_is_shared_across_keys() {
 
 /// States that were computed in the presence of tokens that are hidden or gone now are not shared.
 #[test]
-fn what_was_altered_is_not_shared() {
+fn altered_prefixes_are_not_shared() {
     let alter: [fn(&mut Session, [crate::TurnId; 2]); 6] = [
         |session, turns| {
             session.forget(turns[0]).unwrap();

@@ -228,7 +228,7 @@ fn holes_are_closed_in_a_file_as_in_pages() {
 }
 
 #[test]
-fn what_was_forgotten_is_not_in_the_file() {
+fn evicted_tokens_are_not_in_the_file() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("session");
     let model = model("reference/llama");
@@ -325,7 +325,7 @@ fn nonsense_is_an_error() {
 }
 
 #[test]
-fn what_another_model_saved_is_refused() {
+fn files_of_another_model_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("session");
     let one = model("reference/llama");
@@ -364,7 +364,7 @@ fn what_another_model_saved_is_refused() {
 
 /// The pages of a restored session are charged to its model's budget, and it is fed in chunks of its model's size.
 #[test]
-fn what_is_restored_is_charged_to_what_its_model_was_fitted_into() {
+fn a_restored_session_is_charged_to_the_budget_of_its_model() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("session");
     let checkpoint = model("reference/llama").checkpoint().path().to_owned();
