@@ -20,15 +20,15 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let said = session.tokens().len();
     for head in ["chat", "code", "summarize", OWN_HEAD, "chat"] {
         // What the trunk remembers stays; the head reads it again, when it is next fed.
-        let worn = session.use_head(head);
-        if let Some(reason) = worn.fallback_reason {
+        let switched = session.use_head(head);
+        if let Some(reason) = switched.fallback_reason {
             println!("{head}: {reason}");
         }
         let question = tokenizer.encode("<|user|>What is my dog called?<|end|><|assistant|>", false)?;
         let config = GenerationConfig::new().with_max_tokens(24);
         let generation = Generation::begin(&mut session, Some(tokenizer.clone()), &question, config)?;
         let answer = generation.complete()?;
-        println!("{head:>10}, changed in {:.2} ms: {}", worn.took.as_secs_f64() * 1e3, answer.text);
+        println!("{head:>10}, changed in {:.2} ms: {}", switched.took.as_secs_f64() * 1e3, answer.text);
         session.rewind(said);
     }
     Ok(())

@@ -136,14 +136,18 @@ fn bits(logits: &[f32]) -> Vec<u32> {
 fn a_trunk_with_a_head_is_one_model() {
     for family in FAMILIES {
         let wardrobe = Wardrobe::new(family, 1);
-        let mut worn = wardrobe.session();
-        worn.set_head(Some(wardrobe.heads[0].clone()));
+        let mut changed = wardrobe.session();
+        changed.set_head(Some(wardrobe.heads[0].clone()));
         let mut whole = wardrobe.wholes[0].session().unwrap();
         let mut bare = wardrobe.session();
         for fed in [tokens(1, 40), tokens(9, 1), tokens(5, 3)] {
-            let (worn, whole) = (worn.feed(&fed).unwrap(), whole.feed(&fed).unwrap());
-            assert_eq!(bits(&worn), bits(&whole), "{family}");
-            assert_ne!(bits(&worn), bits(&bare.feed(&fed).unwrap()), "{family}: the head changes something");
+            let (changed, whole) = (changed.feed(&fed).unwrap(), whole.feed(&fed).unwrap());
+            assert_eq!(bits(&changed), bits(&whole), "{family}");
+            assert_ne!(
+                bits(&changed),
+                bits(&bare.feed(&fed).unwrap()),
+                "{family}: the head changes something"
+            );
         }
     }
 }
@@ -157,13 +161,13 @@ fn swapping_there_and_back_leaves_no_trace() {
         let mut wholes: Vec<Session> = wardrobe.wholes.iter().map(|model| model.session().unwrap()).collect();
         let mut bare = wardrobe.session();
         let order = [None, Some(0), Some(1), Some(0), None, Some(1)];
-        for (step, worn) in order.into_iter().enumerate() {
-            session.set_head(worn.map(|head: usize| wardrobe.heads[head].clone()));
+        for (step, changed) in order.into_iter().enumerate() {
+            session.set_head(changed.map(|head: usize| wardrobe.heads[head].clone()));
             for fed in [tokens(step as u32, 70), tokens(step as u32 * 3, 1)] {
                 let found = session.feed(&fed).unwrap();
                 let own = bare.feed(&fed).unwrap();
                 let all: Vec<_> = wholes.iter_mut().map(|whole| whole.feed(&fed).unwrap()).collect();
-                let expected = worn.map_or(&own, |head| &all[head]);
+                let expected = changed.map_or(&own, |head| &all[head]);
                 assert_eq!(bits(&found), bits(expected), "{family}, step {step}");
             }
         }
@@ -177,7 +181,7 @@ fn sequences_of_several_heads_share_a_pass() {
         let decoder = wardrobe.trunk.decoder().unwrap();
         let pool = PagePool::new(decoder.layout(KvType::F16));
         let heads = [Some(1), None, Some(0), Some(1), None];
-        let worn: Vec<_> =
+        let changed: Vec<_> =
             heads.iter().map(|head| head.map(|head: usize| wardrobe.heads[head].clone())).collect();
         let mut caches: Vec<_> = heads.iter().map(|_| SequenceCache::new(&pool)).collect();
         let mut alone: Vec<_> = heads.iter().map(|_| SequenceCache::new(&pool)).collect();
@@ -186,7 +190,7 @@ fn sequences_of_several_heads_share_a_pass() {
                 .map(|at| tokens(at as u32 * 7 + step, if step == 0 { 9 + at } else { 1 }))
                 .collect();
             let input = |at: usize, caches: &[SequenceCache]| Input {
-                head: worn[at].as_ref(),
+                head: changed[at].as_ref(),
                 ..Input::new(&fed[at], caches[at].position(), 0)
             };
             let inputs: Vec<_> = (0..heads.len()).map(|at| input(at, &caches)).collect();
@@ -380,8 +384,8 @@ fn a_bridge_leaves_no_trace() {
     let (mut session, mut plain) = (model.session().unwrap(), model.session().unwrap());
     for (step, fed) in [tokens(1, 50), tokens(2, 70), tokens(3, 1), tokens(4, 20)].into_iter().enumerate() {
         // A missing head is replaced by the fallback.
-        let worn = session.use_head(if step % 2 == 0 { OWN_HEAD } else { "none" });
-        assert_eq!(worn.fallback_reason.is_some(), step % 2 == 1);
+        let changed = session.use_head(if step % 2 == 0 { OWN_HEAD } else { "none" });
+        assert_eq!(changed.fallback_reason.is_some(), step % 2 == 1);
         let (found, expected) = (session.feed(&fed).unwrap(), plain.feed(&fed).unwrap());
         assert_eq!(bits(&found) == bits(&expected), step % 2 == 0, "step {step}");
     }
@@ -446,14 +450,14 @@ fn the_memory_of_a_head_that_left_is_the_next_ones() {
     assert_eq!(budget.held(Account::Weights), both);
 
     // A head in use keeps its memory, which stays charged.
-    let mut worn = wearing(one);
+    let mut changed = wearing(one);
     pool.evict(one);
     pool.evict(other);
     assert_eq!(ran(&mut wearing(other)), second);
-    assert_eq!(ran(&mut worn), first);
+    assert_eq!(ran(&mut changed), first);
     pool.evict(other);
     assert_eq!(budget.held(Account::Weights), both);
-    drop(worn);
+    drop(changed);
     assert_eq!(budget.held(Account::Weights), each);
 }
 
@@ -509,17 +513,17 @@ fn a_prefix_is_that_of_the_model_itself() {
     let folder = tempfile::tempdir().unwrap();
     let options = PrefixOptions::default();
     let prefix = PersistentPrefix::open_or_build(&folder, &wardrobe.trunk, &tokens(2, 140), options).unwrap();
-    let mut worn = wardrobe.session();
-    worn.set_head(Some(wardrobe.heads[0].clone()));
-    worn.feed(&[5]).unwrap();
-    worn.clear();
-    let mut worn = worn.with_prefix(&prefix).unwrap();
+    let mut changed = wardrobe.session();
+    changed.set_head(Some(wardrobe.heads[0].clone()));
+    changed.feed(&[5]).unwrap();
+    changed.clear();
+    let mut changed = changed.with_prefix(&prefix).unwrap();
     let mut whole = wardrobe.wholes[0].session().unwrap();
     whole.feed(&tokens(2, 140)).unwrap();
-    let (worn, whole) = (worn.feed(&[7]).unwrap(), whole.feed(&[7]).unwrap());
+    let (changed, whole) = (changed.feed(&[7]).unwrap(), whole.feed(&[7]).unwrap());
     let range = whole.iter().fold(0f32, |range, logit| range.max(logit.abs()));
-    for (worn, whole) in worn.iter().zip(&whole) {
-        assert!((worn - whole).abs() < range * 1e-3, "{worn} instead of {whole}");
+    for (changed, whole) in changed.iter().zip(&whole) {
+        assert!((changed - whole).abs() < range * 1e-3, "{changed} instead of {whole}");
     }
 }
 

@@ -8,7 +8,7 @@ use firebox_runtime::heads::HeadPoolConfig;
 /// Options of commands that answer with heads.
 #[derive(Debug, Clone, Args)]
 pub struct HeadPoolArgs {
-    /// Milliseconds to wait for a head that is not in memory before it is given up for now
+    /// Milliseconds to wait for a head that is not in memory before the answer goes on without it
     #[arg(long, value_name = "MS", env = "FIREBOX_HEAD_WAIT", default_value_t = 500)]
     head_wait: u32,
 }

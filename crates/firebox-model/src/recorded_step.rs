@@ -67,10 +67,9 @@ impl Decoder {
         }
         let State::Recorded(recorded) = &mut *state else { return Ok(None) };
         recorded.runs += 1;
-        // SAFETY: the page tables are those of the recording, so the pages that the kernels read and write still have their
-        // buffers: pages count every write and reallocation that is not a recorded step. This decoder owns the weights and, behind the
-        // lock, input and logits. The thread is the one that recorded, and the caches are borrowed exclusively; other sequences
-        // that share pages read slots that the kernels do not write.
+        // The page tables are those of the recording, and pages count every write and reallocation that is not a recorded step.
+        // SAFETY: so pages have the buffers they had; the decoder owns the weights and, behind the lock, input and logits. The
+        // thread is the one that recorded, and caches are borrowed exclusively: others that share pages read other slots.
         unsafe { recorded.graph.run() }?;
         let logits = step::copy(&recorded.logits);
         for cache in caches {

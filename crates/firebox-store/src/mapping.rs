@@ -73,11 +73,10 @@ impl Mapping {
                 reason: "empty; download it again".into(),
             });
         }
-        // SAFETY: the mapping is read-only and nothing in this process writes to the file: importing writes beside
-        // and renames, it never edits in place. Another process that shortens or rewrites the file while it is
-        // mapped is outside of what the type system can hold: as for every user of mmap, that changes what is read
-        // or ends the process with SIGBUS. Parsers therefore check against the length once and keep no reference
-        // that outlives the mapping.
+        // Another process that shortens or rewrites the file while it is mapped changes what is read or ends the process with
+        // SIGBUS, as for every user of mmap. Parsers check against the length once and keep no reference that outlives it.
+        // SAFETY: the mapping is read-only, and nothing in this process writes to the file: importing writes beside it and
+        // renames, and never edits in place.
         let map = unsafe { Mmap::map(file.system()) }.map_err(|error| StoreError::io(path, "map", error))?;
         let map = Arc::new(map);
         let bytes = Bytes::from_owner(Shared(map.clone()));

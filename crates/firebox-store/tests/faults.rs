@@ -281,7 +281,7 @@ fn heads_are_the_old_ones_or_the_new_ones() {
                     heads.install(&paths[1], "code").unwrap();
                     heads.rollback("code").unwrap();
                 }
-                let worn = heads.head("code").unwrap();
+                let head = heads.head("code").unwrap();
                 let faults = Faults::below(&bundle.join("heads"));
                 begin(&faults);
                 let done = change(&heads, &paths);
@@ -292,8 +292,8 @@ fn heads_are_the_old_ones_or_the_new_ones() {
                     "{name}, {fault:?}: {found:?}, {done:?}"
                 );
                 // Who has the head open keeps it.
-                assert_eq!(worn.spec()["seed"].as_u64(), Some(1));
-                let weight = worn.weight("model.norm.weight").unwrap();
+                assert_eq!(head.spec()["seed"].as_u64(), Some(1));
+                let weight = head.weight("model.norm.weight").unwrap();
                 assert_eq!(weight.to_f32().unwrap(), numbers(40, 1));
                 if found != new {
                     change(&heads, &paths).unwrap();

@@ -24,6 +24,9 @@ impl fmt::Debug for Graph {
 
 impl Graph {
     /// See [`StepGraph::run`](super::StepGraph::run).
+    ///
+    /// # Safety
+    /// As there.
     pub unsafe fn run(&self) -> Result<(), StepError> {
         // SAFETY: the caller keeps the buffers alive and unshared, and calls from the thread that recorded.
         unsafe { self.0.replay() }.map_err(failed)

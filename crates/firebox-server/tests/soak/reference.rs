@@ -155,8 +155,8 @@ impl<'p> Replay<'p> {
     }
 
     fn wear(&mut self, head: Option<&str>) {
-        let worn = self.session().use_head(head.unwrap_or(OWN_HEAD));
-        assert!(worn.fallback_reason.is_none(), "{:?}", worn.fallback_reason);
+        let switched = self.session().use_head(head.unwrap_or(OWN_HEAD));
+        assert!(switched.fallback_reason.is_none(), "{:?}", switched.fallback_reason);
         self.told().head = head.map(str::to_owned);
     }
 
