@@ -16,9 +16,9 @@ pub struct Turn(Vec<(f64, f64)>);
 
 impl Rope {
     /// Returns a key as a query meets it, from the key before its rotation.
-    pub fn seen(&self, met: &Met, half: bool) -> Seen {
+    pub fn seen(&self, met: &Met, stored: Stored) -> Seen {
         let &Met { step, position, ref before } = met;
-        let turns = if half {
+        let turns = if stored != Stored::Exact {
             let way = before.iter().chain([&position]);
             let first = self.turn(*before.first().unwrap_or(&position));
             let moves = before.iter().zip(way.skip(1)).map(|(&from, &to)| self.turn(from - to).back());
@@ -26,7 +26,7 @@ impl Rope {
         } else {
             vec![self.turn(position)]
         };
-        Seen { step, position, turns, half }
+        Seen { step, position, turns, stored }
     }
 
     fn turn(&self, position: usize) -> Turn {
@@ -88,24 +88,24 @@ pub struct Seen {
     pub position: usize,
     /// The rotations by which its key came to its position.
     turns: Vec<Turn>,
-    /// Whether the key was rounded to half precision after each rotation.
-    half: bool,
+    /// How the key was rounded after each rotation.
+    stored: Stored,
 }
 
 impl Seen {
     fn key(&self, unturned: &[f64]) -> Vec<f64> {
-        self.turns.iter().fold(unturned.to_vec(), |key, turn| rounded(turn.of(&key), self.half))
+        self.turns.iter().fold(unturned.to_vec(), |key, turn| self.stored.round(turn.of(&key)))
     }
 }
 
 impl Attention {
-    pub fn keep(&self, x: &[f64], half: bool) -> Kept {
+    pub fn keep(&self, x: &[f64], stored: Stored) -> Kept {
         let key = self.key.times(x);
         let key = match &self.key_norm {
             Some(norm) => norm.of_heads(&key),
             None => key,
         };
-        Kept { key, value: rounded(self.value.times(x), half) }
+        Kept { key, value: stored.round(self.value.times(x)) }
     }
 
     /// Returns the attention output of the query of the last of `seen`.
@@ -161,15 +161,41 @@ impl Attention {
     }
 }
 
-fn rounded(numbers: Vec<f64>, half: bool) -> Vec<f64> {
-    if half { numbers.into_iter().map(to_half).collect() } else { numbers }
+/// How keys and values are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stored {
+    Exact,
+    /// As the nearest half-precision numbers.
+    Half,
+    /// The same, but numbers so close to the middle of two half-precision numbers that f32 cannot tell which is nearer
+    /// become the farther one.
+    HalfOtherWay,
 }
 
-/// Returns the nearest half-precision number.
-fn to_half(number: f64) -> f64 {
-    let last = number.abs().log2().floor().max(-14.0) - 10.0;
-    let step = last.exp2();
-    (number / step).round_ties_even() * step
+impl Stored {
+    /// The distance from the middle of two half-precision numbers, as a fraction of theirs, that the error of an f32 sum
+    /// can be as large as: eight times the precision of f32, which is 2^-13 of that of half precision.
+    const UNCERTAIN: f64 = 1.0 / 1024.0;
+
+    fn round(self, numbers: Vec<f64>) -> Vec<f64> {
+        match self {
+            Self::Exact => numbers,
+            Self::Half => numbers.into_iter().map(|number| Self::to_half(number, false)).collect(),
+            Self::HalfOtherWay => numbers.into_iter().map(|number| Self::to_half(number, true)).collect(),
+        }
+    }
+
+    fn to_half(number: f64, other_way: bool) -> f64 {
+        let last = number.abs().log2().floor().max(-14.0) - 10.0;
+        let step = last.exp2();
+        let steps = number / step;
+        let nearest = steps.round_ties_even();
+        let from_middle = 0.5 - (steps - nearest).abs();
+        if other_way && from_middle < Self::UNCERTAIN {
+            return (steps.floor() + steps.ceil() - nearest) * step;
+        }
+        nearest * step
+    }
 }
 
 fn softmax(scores: &[f64]) -> Vec<f64> {

@@ -15,6 +15,7 @@ mod network;
 use std::path::Path;
 use std::sync::Arc;
 
+use attention::Stored;
 use network::{Mixer, Network, Noise};
 
 /// A token that went through the model, and what it saw.
@@ -67,7 +68,7 @@ pub struct Naive {
     network: Arc<Network>,
     histories: Vec<History>,
     steps: usize,
-    half: bool,
+    stored: Stored,
 }
 
 /// The data of one layer for every step.
@@ -94,7 +95,12 @@ impl Naive {
     /// Returns a fresh model that stores keys and values in half precision. A key that moves is rounded again at every
     /// position.
     pub fn half(&self) -> Self {
-        Self { half: true, ..self.fresh() }
+        Self { stored: Stored::Half, ..self.fresh() }
+    }
+
+    /// Returns the same with numbers rounded the other way where f32 cannot tell which half-precision number is nearer.
+    pub fn half_other_way(&self) -> Self {
+        Self { stored: Stored::HalfOtherWay, ..self.fresh() }
     }
 
     fn over(network: Arc<Network>) -> Self {
@@ -103,12 +109,12 @@ impl Naive {
             Mixer::Delta(_) => History::Delta(Vec::new()),
         };
         let histories = network.layers.iter().map(|layer| history(&layer.mixer)).collect();
-        Self { network, histories, steps: 0, half: false }
+        Self { network, histories, steps: 0, stored: Stored::Exact }
     }
 
     /// Returns the same model before its first step.
     pub fn fresh(&self) -> Self {
-        Self { half: self.half, ..Self::over(self.network.clone()) }
+        Self { stored: self.stored, ..Self::over(self.network.clone()) }
     }
 
     /// Returns the number of steps, which is the index of the next one.
@@ -139,13 +145,13 @@ impl Naive {
         let network = &self.network;
         let own = Met::unmoved(index, step.position);
         let seen: Vec<attention::Seen> =
-            step.sees.iter().chain([&own]).map(|met| network.rope.seen(met, self.half)).collect();
+            step.sees.iter().chain([&own]).map(|met| network.rope.seen(met, self.stored)).collect();
         let mut hidden = network.embedding.rows[step.token as usize].clone();
         for (layer, history) in network.layers.iter().zip(&mut self.histories) {
             let x = layer.mixer_norm.of(&hidden);
             let mixed = match (&layer.mixer, history) {
                 (Mixer::Attention(attention), History::Attention(kept)) => {
-                    kept.push(attention.keep(&x, self.half));
+                    kept.push(attention.keep(&x, self.stored));
                     attention.read(&x, kept, &seen)
                 }
                 (Mixer::Delta(delta), History::Delta(states)) => {
