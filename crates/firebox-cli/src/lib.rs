@@ -43,6 +43,7 @@ mod lines;
 mod man;
 mod opening;
 mod outcome;
+mod panic_log;
 mod perplexity;
 mod plan;
 #[cfg(feature = "plot")]

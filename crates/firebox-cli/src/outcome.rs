@@ -18,6 +18,8 @@ const CHECK_FAILED: u8 = 1;
 const USAGE: u8 = 2;
 const UNUSABLE: u8 = 3;
 const OUT_OF_CONTEXT: u8 = 4;
+/// The exit code for an internal error, `EX_SOFTWARE` of sysexits.h: a supervisor may start the program again.
+const INTERNAL: u8 = 70;
 /// The exit code that a shell reports for a program that SIGINT ended.
 pub const INTERRUPTED: u8 = 130;
 
@@ -110,6 +112,7 @@ fn specific_code(cause: &(dyn std::error::Error + 'static)) -> Option<u8> {
 fn of_server(error: &ServerError) -> Option<u8> {
     match error {
         ServerError::Key => Some(USAGE),
+        ServerError::EngineEnded { .. } => Some(INTERNAL),
         ServerError::Engine(EngineError::Runtime(error)) => of_runtime(error),
         _ => None,
     }
@@ -197,6 +200,7 @@ mod tests {
         assert_eq!(code_of(&ServerError::Engine(wrong().into()).into()), USAGE);
         assert_eq!(code_of(&EvalError::Runtime(wrong()).into()), USAGE);
         assert_eq!(code_of(&ServerError::Key.into()), USAGE);
+        assert_eq!(code_of(&ServerError::EngineEnded { reason: "it panicked".into() }.into()), INTERNAL);
         #[cfg(feature = "train")]
         {
             let setting = TrainError::Setting { setting: "steps", value: "0".into(), reason: "too few" };

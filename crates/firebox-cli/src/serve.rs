@@ -6,8 +6,8 @@ use std::str::FromStr as _;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use clap::Args;
-use firebox_engine::EngineConfig;
+use clap::{Args, ValueEnum};
+use firebox_engine::{EngineConfig, OnFailure};
 use firebox_runtime::placement::Cores;
 use firebox_runtime::residency::{Residency, ResidencyOptions, ShareOptions, SharedBudget};
 use firebox_runtime::schedule::AdmissionConfig;
@@ -25,6 +25,7 @@ use crate::head_pool::HeadPoolArgs;
 use crate::hub;
 use crate::opening::opened_device_on;
 use crate::outcome::{Outcome, usage};
+use crate::panic_log;
 use crate::sharing::Sharing;
 
 /// Options of `firebox serve`.
@@ -72,6 +73,10 @@ pub struct ServeArgs {
     /// Seconds that a request may take as a whole, its answer included [default: as long as it takes]
     #[arg(long, value_name = "SECONDS", env = "FIREBOX_TIME_LIMIT", value_parser = clap::value_parser!(u32).range(1..))]
     time_limit: Option<u32>,
+    /// What to do when the engine's thread panics, after its requests have failed: restart the engine with the same models, or
+    /// exit with code 70 for a supervisor
+    #[arg(long, value_name = "ACTION", env = "FIREBOX_ON_ENGINE_FAILURE", value_enum, default_value_t)]
+    on_engine_failure: EngineFailureAction,
     /// Draft what followed the last time that a text ended as it does now; tokens stay the same, and come faster where texts
     /// repeat themselves. Requests may choose by `"speculation": {"lookup": true}`
     #[arg(long, conflicts_with = "draft")]
@@ -88,6 +93,14 @@ pub struct ServeArgs {
     device: DeviceArgs,
     #[command(flatten)]
     fitting: FittingArgs,
+}
+
+/// What happens when the engine's thread panics.
+#[derive(Debug, Clone, Copy, Default, ValueEnum)]
+enum EngineFailureAction {
+    #[default]
+    Restart,
+    Exit,
 }
 
 /// Serves until Ctrl-C.
@@ -110,6 +123,7 @@ pub fn serve(args: &ServeArgs, configuration: &Configuration, console: &Console)
             .note("note: --allow-host changes nothing; who lets other machines in is asked for by any name");
     }
     let server = Server::with_models(config, offers(args, &entries, sharing.as_ref(), console)?)?;
+    panic_log::install();
     console.note(format!("serves {} at http://{}/v1", server.names().join(", "), server.address()));
     console.note(format!("the console is at http://{}/", server.address()));
     server.run_until_signal()?;
@@ -213,6 +227,10 @@ fn config(args: &ServeArgs) -> anyhow::Result<ServerConfig> {
     if let Some(queue) = args.queue {
         admission.most_waiting = queue;
     }
+    let on_failure = match args.on_engine_failure {
+        EngineFailureAction::Restart => OnFailure::Restart,
+        EngineFailureAction::Exit => OnFailure::End,
+    };
     let allowed_origins = AllowedOrigins::new(parts_of(&args.allow_origin), parts_of(&args.allow_host));
     let allowed_origins = allowed_origins.map_err(|error| usage(error.to_string()))?;
     let mut sessions = SessionsConfig { folder: args.sessions.clone(), ..SessionsConfig::default() };
@@ -226,7 +244,7 @@ fn config(args: &ServeArgs) -> anyhow::Result<ServerConfig> {
         address: address(&args.host, args.port)?,
         keys,
         allowed_origins,
-        engine: EngineConfig { admission, lookup: args.lookup, ..EngineConfig::default() },
+        engine: EngineConfig { admission, lookup: args.lookup, on_failure, ..EngineConfig::default() },
         request_timeout: args.time_limit.map(|seconds| Duration::from_secs(seconds.into())),
         sessions,
         ..ServerConfig::default()

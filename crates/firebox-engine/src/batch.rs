@@ -33,6 +33,8 @@ pub(crate) struct Batch {
     sequences: Vec<Sequence>,
     decoding: Option<InFlightPass>,
     prefilling: Option<InFlightPass>,
+    /// The entries of the pass that a step under way has taken from its slot.
+    stepping: Option<Arc<[BatchEntry]>>,
     /// The most rows of a prefill pass since prefill last ended.
     prefill_rows: usize,
     pacer: PrefillPacer,
@@ -46,7 +48,7 @@ pub(crate) struct Batch {
 #[derive(Debug)]
 struct InFlightPass {
     pass: BatchPass,
-    entries: Vec<BatchEntry>,
+    entries: Arc<[BatchEntry]>,
     /// Steps of the pass: the blocks from the first on, then the unembedding.
     steps: usize,
     took: Duration,
@@ -107,6 +109,7 @@ impl Batch {
             sequences: Vec::new(),
             decoding: None,
             prefilling: None,
+            stepping: None,
             prefill_rows: 0,
             pacer: PrefillPacer::default(),
             costs: PassCosts::default(),
@@ -145,13 +148,20 @@ impl Batch {
         Some(self.sequences.remove(at))
     }
 
-    /// Abandons the passes under way and rolls their sequences back.
+    /// Abandons the passes under way, that of a step that panicked included, and rolls their sequences back. Sequences
+    /// that cannot be rolled back are dropped.
     pub fn abandon(&mut self) {
-        for in_flight in [self.decoding.take(), self.prefilling.take()].into_iter().flatten() {
-            for entry in in_flight.entries {
-                if let Some(sequence) = self.get_mut(entry.id) {
-                    sequence.abandon_pass(entry.before);
-                }
+        let in_flight = [self.decoding.take(), self.prefilling.take()].into_iter().flatten();
+        let passes: Vec<_> = in_flight.map(|one| one.entries).chain(self.stepping.take()).collect();
+        for entry in passes.iter().flat_map(|entries| entries.iter()) {
+            let Some(sequence) = self.get_mut(entry.id) else { continue };
+            let device = sequence.session.decoder().device().clone();
+            let rolled_back = shielded(&device, || {
+                sequence.abandon_pass(entry.before);
+                Ok(())
+            });
+            if rolled_back.is_err() {
+                self.sequences.retain(|sequence| sequence.id != entry.id);
             }
         }
     }
@@ -163,7 +173,7 @@ impl Batch {
 
     fn in_pass(&self) -> impl Iterator<Item = RequestId> {
         let in_flight = self.decoding.iter().chain(&self.prefilling);
-        in_flight.flat_map(|in_flight| &in_flight.entries).map(|entry| entry.id)
+        in_flight.flat_map(|in_flight| in_flight.entries.iter()).map(|entry| entry.id)
     }
 
     /// Returns whether a pass is under way or a sequence can go on.
@@ -201,6 +211,7 @@ impl Batch {
         // A session outside the engine may have begun a pass since readiness was checked.
         let Some(_guard) = decoder.try_stream() else { return result };
         let Some(mut in_flight) = self.slot(need).take() else { return result };
+        self.stepping = Some(in_flight.entries.clone());
         let layers = self.decoder.layers();
         let first = in_flight.pass.next_layer();
         let ends = first == layers;
@@ -221,6 +232,7 @@ impl Batch {
             }
             Ok(()) => self.finish(need, in_flight, clock, sink, &mut result),
         }
+        self.stepping = None;
         result.took = Some(clock.now().saturating_sub(began));
         result
     }
@@ -408,7 +420,7 @@ impl Batch {
             let (tokens, before, drafted) = (chunk.tokens.len(), session.cache().len(), state.pending());
             BatchEntry { id: *id, tokens, before, needs_logits, is_prefill: prefilled.contains(id), drafted }
         });
-        let entries: Vec<BatchEntry> = entries.collect();
+        let entries: Arc<[BatchEntry]> = entries.collect();
         let inputs: Vec<(&Session, &NextChunk)> =
             chunks.iter().map(|(at, chunk)| (&self.sequences[*at].session, chunk)).collect();
         let has_logits = entries.iter().any(|entry| entry.needs_logits);
@@ -456,7 +468,7 @@ impl Batch {
         }
         let began = clock.now();
         let mut cached = Vec::new();
-        for entry in &entries {
+        for entry in entries.iter() {
             if let Some(sequence) = self.get_mut(entry.id) {
                 sequence.session.recomputed(entry.tokens);
                 let is_prompt = entry.is_prefill

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::task::{Context, Poll};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use firebox_memory::thermal::Thermometer;
 use firebox_runtime::{Model, RuntimeError};
@@ -17,6 +18,7 @@ use crate::engine_core::{EngineConfig, EngineCore};
 use crate::engine_thread::{Command, EngineThread};
 use crate::error::EngineError;
 use crate::event::{Event, Outcome};
+use crate::heartbeat::{EngineHealth, Heartbeat};
 use crate::request::Request;
 
 /// Events of a request that are buffered; when the buffer is full, the request pauses.
@@ -47,6 +49,8 @@ pub struct Engine(Arc<Handle>);
 struct Handle {
     commands: Sender<Command>,
     thread: Option<JoinHandle<()>>,
+    heartbeat: Arc<Heartbeat>,
+    stall_after: Duration,
 }
 
 impl fmt::Debug for Handle {
@@ -59,11 +63,31 @@ impl Engine {
     /// Starts an engine without models.
     pub fn start(config: EngineConfig) -> Result<Self, EngineError> {
         let (commands, received) = channel();
+        let (heartbeat, stall_after) = (Arc::new(Heartbeat::new()), config.stall_after);
         let core = EngineCore::new(config)?;
-        let run = move || EngineThread::new(core, received).run();
+        let reported = heartbeat.clone();
+        let run = move || EngineThread::new(core, received, reported).run();
         // If the thread fails to spawn, every request is refused.
         let thread = thread::Builder::new().name("firebox-engine".into()).spawn(run).ok();
-        Ok(Self(Arc::new(Handle { commands, thread })))
+        if thread.is_none() {
+            heartbeat.ended();
+        }
+        Ok(Self(Arc::new(Handle { commands, thread, heartbeat, stall_after })))
+    }
+
+    /// Returns whether the engine's thread is alive, without waiting for it.
+    pub fn health(&self) -> EngineHealth {
+        self.0.heartbeat.health(self.0.stall_after)
+    }
+
+    /// Returns how often a panic has failed all requests.
+    pub fn failures(&self) -> u64 {
+        self.0.heartbeat.failures()
+    }
+
+    /// Returns the message of the last panic that failed all requests.
+    pub fn last_failure(&self) -> Option<String> {
+        self.0.heartbeat.last_failure()
     }
 
     /// Adds a model.

@@ -2,6 +2,7 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
+use std::mem;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -14,7 +15,7 @@ use firebox_schedule::{
 use firebox_telemetry::{Counter, Histogram, Kind, Meters};
 
 use crate::batch::EventSink;
-use crate::clock::Clock;
+use crate::clock::{Clock, WallClock};
 use crate::error::EngineError;
 use crate::event::{Event, Failure};
 use crate::lazy_model::{LazyModel, PendingRequest};
@@ -37,6 +38,23 @@ pub struct EngineConfig {
     pub prefixes: PrefixLimits,
     /// Whether requests that do not set [`Request::lookup`] draft tokens by lookup.
     pub lookup: bool,
+    /// What an [`Engine`](super::Engine) does when its thread panics.
+    pub on_failure: OnFailure,
+    /// After how long in one step, such as a layer, an [`Engine`](super::Engine) is reported as
+    /// [stalled](super::EngineHealth::Stalled).
+    pub stall_after: Duration,
+    /// The clock of an [`Engine`](super::Engine).
+    pub clock: Arc<dyn Clock>,
+}
+
+/// What an engine does when its thread panics outside a computation. All requests at hand fail either way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum OnFailure {
+    /// It starts again with the same models.
+    #[default]
+    Restart,
+    /// It ends.
+    End,
 }
 
 /// Pages of a model's prefix cache: 64 prompts of one page each, or fewer longer ones.
@@ -49,6 +67,9 @@ impl Default for EngineConfig {
             admission: AdmissionConfig::default(),
             prefixes: PrefixLimits { pages: PREFIX_PAGES, ..PrefixLimits::default() },
             lookup: false,
+            on_failure: OnFailure::default(),
+            stall_after: Duration::from_secs(30),
+            clock: Arc::new(WallClock::default()),
         }
     }
 }
@@ -174,6 +195,36 @@ impl EngineCore {
         Ok(Some(loaded.model))
     }
 
+    pub(crate) fn config(&self) -> &EngineConfig {
+        &self.config
+    }
+
+    /// Fails all requests and starts again with the same models, after a panic that may have left anything half
+    /// changed.
+    pub(crate) fn restart(
+        &mut self,
+        error: &dyn Fn() -> EngineError,
+        sink: EventSink<'_>,
+    ) -> Result<(), EngineError> {
+        let heat = self.scheduler.heat();
+        self.scheduler = Scheduler::new(self.config.schedule.clone());
+        self.scheduler.set_heat(heat);
+        self.model_of.clear();
+        (self.ran, self.quantum) = (None, None);
+        for PendingRequest { id, request, .. } in
+            self.lazy.values_mut().flat_map(|lazy| mem::take(&mut lazy.waiting))
+        {
+            sink(id, Event::Failed(Box::new(Failure { error: error(), session: request.session })));
+        }
+        for mut loaded in mem::take(&mut self.models).into_values() {
+            loaded.fail_all(error, sink);
+            loaded.retire();
+            let (name, model, pool) = loaded.into_parts();
+            self.add_in_pool(&name, model, pool)?;
+        }
+        Ok(())
+    }
+
     /// Returns the open models, by name.
     pub fn models(&self) -> impl Iterator<Item = (&str, &Model)> {
         self.models.values().map(|loaded| (loaded.name.as_str(), &loaded.model))
@@ -254,7 +305,7 @@ impl EngineCore {
         }
         for (name, model) in opened {
             let Some(mut lazy) = self.lazy.remove(&name) else { continue };
-            let waiting = std::mem::take(&mut lazy.waiting);
+            let waiting = mem::take(&mut lazy.waiting);
             let added = model.map_err(EngineError::from).and_then(|model| self.add(&name, model));
             if let Err(error) = added {
                 let source = Arc::new(error);

@@ -1,16 +1,20 @@
 //! The loop of an engine's thread: it executes commands, runs the core and delivers events.
 
 use std::collections::{HashMap, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError};
 use std::time::Duration;
 
 use async_channel::TrySendError;
 use firebox_memory::thermal::{self, Thermometer};
+use firebox_text::panic_message;
 
-use crate::clock::{Clock, WallClock};
-use crate::engine_core::{EngineCore, StepOutcome};
+use crate::clock::Clock;
+use crate::engine_core::{EngineCore, OnFailure, StepOutcome};
 use crate::error::EngineError;
 use crate::event::Event;
+use crate::heartbeat::Heartbeat;
 use crate::request::Request;
 use crate::sequence::RequestId;
 
@@ -39,7 +43,12 @@ pub(crate) enum Command {
 pub(crate) struct EngineThread {
     core: EngineCore,
     commands: Receiver<Command>,
-    clock: WallClock,
+    clock: Arc<dyn Clock>,
+    heartbeat: Arc<Heartbeat>,
+    /// Events that are not yet with their subscriptions.
+    outbox: VecDeque<(RequestId, Event)>,
+    /// The receiver of a request that is being submitted.
+    submitting: Option<async_channel::Sender<Event>>,
     subscriptions: HashMap<RequestId, Subscription>,
     tickets: HashMap<u64, RequestId>,
     /// `None` if the system has no thermometer.
@@ -59,11 +68,14 @@ struct Subscription {
 }
 
 impl EngineThread {
-    pub fn new(core: EngineCore, commands: Receiver<Command>) -> Self {
+    pub fn new(core: EngineCore, commands: Receiver<Command>, heartbeat: Arc<Heartbeat>) -> Self {
         Self {
+            clock: core.config().clock.clone(),
             core,
             commands,
-            clock: WallClock::default(),
+            heartbeat,
+            outbox: VecDeque::new(),
+            submitting: None,
             subscriptions: HashMap::new(),
             tickets: HashMap::new(),
             thermometer: thermal::system().map(Thermometer::new),
@@ -71,9 +83,21 @@ impl EngineThread {
         }
     }
 
-    /// Runs until the last handle of the engine is dropped.
+    /// Runs until the last handle of the engine is dropped, or until a failure ends the engine.
     pub fn run(mut self) {
+        let _ending = Ending(self.heartbeat.clone());
+        // Unwind safety: `recover` fails all requests and replaces what they ran in.
+        while let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.serve())) {
+            let ends = self.core.config().on_failure == OnFailure::End;
+            if !self.recover(panic_message(&*panic)) || ends {
+                return;
+            }
+        }
+    }
+
+    fn serve(&mut self) {
         loop {
+            self.heartbeat.beat();
             for _ in 0..COMMANDS {
                 match self.commands.try_recv() {
                     Ok(Command::End) | Err(TryRecvError::Disconnected) => return,
@@ -83,9 +107,9 @@ impl EngineThread {
             }
             self.deliver();
             self.read_thermometer();
-            let mut events = Vec::new();
-            let outcome = self.core.work(&self.clock, &mut |id, event| events.push((id, event)));
-            self.dispatch(events);
+            let outbox = &mut self.outbox;
+            let outcome = self.core.work(&*self.clock, &mut |id, event| outbox.push_back((id, event)));
+            self.dispatch();
             let pause = match outcome {
                 StepOutcome::Layer { .. } => continue,
                 StepOutcome::Waiting => Some(DISK_CHECK),
@@ -95,16 +119,38 @@ impl EngineThread {
                     .any(|subscription| !subscription.backlog.is_empty())
                     .then_some(BACKLOG_CHECK),
             };
+            self.heartbeat.rest();
             let command = match pause {
                 Some(pause) => self.commands.recv_timeout(pause),
                 None => self.commands.recv().map_err(|_| RecvTimeoutError::Disconnected),
             };
+            self.heartbeat.beat();
             match command {
                 Ok(Command::End) | Err(RecvTimeoutError::Disconnected) => return,
                 Ok(command) => self.execute(command),
                 Err(RecvTimeoutError::Timeout) => {}
             }
         }
+    }
+
+    /// Fails all requests after a panic, and starts the core again. Returns whether that succeeded.
+    fn recover(&mut self, reason: &str) -> bool {
+        self.heartbeat.failed(reason);
+        let error = || EngineError::EngineFailed { reason: reason.to_owned() };
+        if let Some(events) = self.submitting.take() {
+            drop(events.try_send(Event::Failed(error().into())));
+        }
+        let outbox = &mut self.outbox;
+        let mut restart = || self.core.restart(&error, &mut |id, event| outbox.push_back((id, event)));
+        let restarted = catch_unwind(AssertUnwindSafe(&mut restart));
+        // Requests that the core no longer knows have lost their sessions.
+        let failed = self.subscriptions.keys().map(|id| (*id, Event::Failed(error().into())));
+        self.outbox.extend(failed);
+        while !self.outbox.is_empty() {
+            // Each call takes at least one event from the outbox.
+            drop(catch_unwind(AssertUnwindSafe(|| self.dispatch())));
+        }
+        matches!(restarted, Ok(Ok(())))
     }
 
     /// Reads the thermometer if it is time to.
@@ -124,8 +170,10 @@ impl EngineThread {
     fn execute(&mut self, command: Command) {
         match command {
             Command::Submit { request, ticket, events } => {
-                let now = self.clock.now();
-                match self.core.submit(*request, now) {
+                self.submitting = Some(events.clone());
+                let submitted = self.core.submit(*request, self.clock.now());
+                self.submitting = None;
+                match submitted {
                     Ok(id) => {
                         self.tickets.insert(ticket, id);
                         self.subscriptions.insert(
@@ -138,16 +186,16 @@ impl EngineThread {
             }
             Command::Cancel { ticket } => {
                 if let Some(&id) = self.tickets.get(&ticket) {
-                    let (now, mut events) = (self.clock.now(), Vec::new());
-                    self.core.hold(id, false, self.clock.now());
-                    self.core.cancel(id, now, &mut |id, event| events.push((id, event)));
-                    self.dispatch(events);
+                    let (now, outbox) = (self.clock.now(), &mut self.outbox);
+                    self.core.hold(id, false, now);
+                    self.core.cancel(id, now, &mut |id, event| outbox.push_back((id, event)));
+                    self.dispatch();
                 }
             }
             Command::Remove { name, done } => {
-                let mut events = Vec::new();
-                let removed = self.core.remove(&name, &mut |id, event| events.push((id, event)));
-                self.dispatch(events);
+                let outbox = &mut self.outbox;
+                let removed = self.core.remove(&name, &mut |id, event| outbox.push_back((id, event)));
+                self.dispatch();
                 drop(done.send(removed.map(drop)));
             }
             Command::WithCore(act) => {
@@ -159,7 +207,8 @@ impl EngineThread {
                     .filter(|(id, subscription)| !subscription.ended && !self.core.knows(**id));
                 let gone: Vec<RequestId> = gone.map(|(id, _)| *id).collect();
                 let failure = |id| (id, Event::Failed(EngineError::EngineOver.into()));
-                self.dispatch(gone.into_iter().map(failure).collect());
+                self.outbox.extend(gone.into_iter().map(failure));
+                self.dispatch();
             }
             Command::Thermometer(thermometer) => {
                 self.core.set_heat(thermometer.heat());
@@ -170,9 +219,11 @@ impl EngineThread {
         }
     }
 
-    fn dispatch(&mut self, events: Vec<(RequestId, Event)>) {
-        for (id, event) in events {
-            let Some(subscription) = self.subscriptions.get_mut(&id) else { continue };
+    /// Passes the events of the outbox to their subscriptions. The last event of a request is its first last one.
+    fn dispatch(&mut self) {
+        while let Some((id, event)) = self.outbox.pop_front() {
+            let subscription = self.subscriptions.get_mut(&id).filter(|subscription| !subscription.ended);
+            let Some(subscription) = subscription else { continue };
             subscription.ended = event.is_last();
             if let (Event::Waiting { .. }, Some(Event::Waiting { .. })) =
                 (&event, subscription.backlog.back())
@@ -218,6 +269,15 @@ impl EngineThread {
                 self.core.cancel(id, self.clock.now(), &mut |_, _| {});
             }
         }
+    }
+}
+
+/// Marks the engine as ended when its thread does, however that comes about.
+struct Ending(Arc<Heartbeat>);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        self.0.ended();
     }
 }
 

@@ -85,6 +85,12 @@ pub enum EngineError {
         /// The model.
         model: String,
     },
+    /// The engine's thread panicked outside a computation, which ended all requests.
+    #[error("the engine failed: {reason}; what was asked is not answered: ask again")]
+    EngineFailed {
+        /// What the panic says.
+        reason: String,
+    },
     /// The engine has ended, and with it all requests.
     #[error("the engine has ended")]
     EngineOver,

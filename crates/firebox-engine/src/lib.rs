@@ -6,6 +6,9 @@
 //!   prompts in another between two decode steps.
 //! - An [`Engine`] runs a core on a thread of its own. It takes a [`Request`] and delivers [`Event`]s as a [`ResponseStream`].
 //!
+//! A panic on that thread fails the requests at hand; the engine then starts again with the same models, or ends: see
+//! [`OnFailure`] and [`Engine::health`].
+//!
 //! A [`Pipeline`] lets a router choose which model or head answers. What one sequence needs, its session, decoding loop and
 //! residency, is in `firebox-runtime`.
 
@@ -16,6 +19,7 @@ mod engine_core;
 mod engine_thread;
 mod error;
 mod event;
+mod heartbeat;
 mod lazy_model;
 mod loaded_model;
 mod pipeline;
@@ -31,9 +35,10 @@ mod tests;
 
 pub use clock::{Clock, WallClock};
 pub use engine::{Engine, ResponseStream};
-pub use engine_core::{EngineConfig, EngineCore, StepOutcome};
+pub use engine_core::{EngineConfig, EngineCore, OnFailure, StepOutcome};
 pub use error::EngineError;
 pub use event::{Event, Failure, Outcome};
+pub use heartbeat::EngineHealth;
 pub use loaded_model::RequestStatus;
 pub use pipeline::{Pipeline, PipelineEvent, PipelineStream, PromptEncoder, Router, Stage};
 pub use request::Request;

@@ -1,6 +1,6 @@
 //! An open model of an engine, with its queue and its running requests.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -406,6 +406,21 @@ impl LoadedModel {
             None => Event::Failed(error.into()),
         };
         sink(id, event);
+    }
+
+    /// Fails all requests after a panic. A session that cannot be rolled back is lost.
+    pub fn fail_all(&mut self, error: &dyn Fn() -> EngineError, sink: EventSink<'_>) {
+        self.batch.abandon();
+        let setups = self.setups.iter().map(|setup| setup.id);
+        let ids: HashSet<RequestId> = self.tickets.keys().copied().chain(setups).collect();
+        for id in ids {
+            self.fail(id, error(), sink);
+        }
+    }
+
+    /// Returns the name, the model and its pool of pages.
+    pub fn into_parts(self) -> (String, Model, PagePool) {
+        (self.name, self.model, (*self.pool).clone())
     }
 
     /// Pauses a request, or lets it go on. Others run in its place meanwhile.

@@ -23,6 +23,7 @@ use super::request::Request;
 use super::sequence::{RequestId, Sequence};
 
 mod drafts;
+mod failures;
 mod prefixes;
 mod requests;
 mod setup;

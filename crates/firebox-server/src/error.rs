@@ -76,6 +76,12 @@ pub enum ServerError {
     /// A model cannot be served.
     #[error(transparent)]
     Engine(#[from] EngineError),
+    /// The engine ended after a failure, and the server with it.
+    #[error("the engine failed and ended: {reason}; start the server again")]
+    EngineEnded {
+        /// What the panic says.
+        reason: String,
+    },
 }
 
 impl From<RuntimeError> for ServerError {
@@ -195,6 +201,12 @@ impl ApiError {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", "the server is stopping; try again soon")
     }
 
+    /// The engine's thread does not answer.
+    pub fn engine_unavailable(message: impl Into<String>) -> Self {
+        let unavailable = Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", message);
+        Self { code: Some("engine_unavailable"), ..unavailable }
+    }
+
     pub fn internal(message: impl Into<String>) -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
     }
@@ -257,6 +269,7 @@ impl From<&EngineError> for ApiError {
                 Self { code: Some("queue_full"), ..full }
             }
             EngineError::EngineOver => Self::stopping(),
+            EngineError::EngineFailed { .. } => Self::engine_unavailable(message),
             EngineError::Late { .. } => Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", message),
             _ => Self::internal(message),
         }

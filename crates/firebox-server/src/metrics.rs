@@ -11,7 +11,7 @@ use firebox_runtime::telemetry;
 use crate::app::{App, Routes};
 #[cfg(test)]
 use crate::error::ApiError;
-use crate::pipeline;
+use crate::{health, pipeline};
 
 pub(crate) fn routes() -> Routes {
     Routes::new().route("/metrics", routing::get(metrics))
@@ -26,6 +26,6 @@ pub(crate) fn routes() -> Routes {
 ))]
 pub(crate) async fn metrics(State(app): State<Arc<App>>) -> impl IntoResponse {
     let models = telemetry::render(&app.telemetry.snapshot());
-    let text = models + &pipeline::metrics(app.catalog.pipelines());
+    let text = models + &health::metrics(&app.engine) + &pipeline::metrics(app.catalog.pipelines());
     ([(header::CONTENT_TYPE, telemetry::CONTENT_TYPE)], text)
 }

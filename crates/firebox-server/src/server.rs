@@ -4,7 +4,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
 
-use firebox_engine::Engine;
+use firebox_engine::{Engine, EngineHealth};
 use firebox_runtime::Model;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
@@ -16,6 +16,9 @@ use crate::error::ServerError;
 use crate::model_spec::ModelSpec;
 use crate::server_config::ServerConfig;
 use crate::stop_handle::StopHandle;
+
+/// Interval at which the server checks whether the engine has ended.
+const ENGINE_CHECK: Duration = Duration::from_millis(200);
 
 /// A listening server, which serves once it [runs](Self::run).
 ///
@@ -80,7 +83,7 @@ impl Server {
         self.embedded.engine()
     }
 
-    /// Serves until it is stopped.
+    /// Serves until it is stopped, or the engine ends after a failure.
     pub fn run(self) -> Result<(), ServerError> {
         self.run_with(false)
     }
@@ -110,6 +113,8 @@ impl Server {
         let room = Arc::new(Semaphore::new(self.max_clients));
         let router = self.embedded.router();
         let mut clients = JoinSet::new();
+        let mut checks = tokio::time::interval(ENGINE_CHECK);
+        let mut engine_ended = false;
         loop {
             let next = async {
                 let place = room.clone().acquire_owned().await;
@@ -131,6 +136,12 @@ impl Server {
                 }
                 _ = stopping.wait_for(|stop| *stop) => break,
                 () = Signals::next(&mut signals) => break,
+                _ = checks.tick() => {
+                    engine_ended = app.engine.health() == EngineHealth::Ended;
+                    if engine_ended {
+                        break;
+                    }
+                }
                 Some(_) = clients.join_next() => {}
             }
         }
@@ -142,6 +153,10 @@ impl Server {
             () = Signals::next(&mut signals) => {}
         }
         clients.shutdown().await;
+        if engine_ended {
+            let reason = app.engine.last_failure().unwrap_or_else(|| "its thread could not start".into());
+            return Err(ServerError::EngineEnded { reason });
+        }
         Ok(())
     }
 }

@@ -7,6 +7,8 @@
 mod client;
 #[path = "sessions/engine.rs"]
 mod engine;
+#[path = "sessions/failures.rs"]
+mod failures;
 #[path = "sessions/refusals.rs"]
 mod refusals;
 

@@ -16,20 +16,25 @@ pub fn render(snapshot: &Snapshot) -> String {
 }
 
 /// Renders a counter with two labels; nothing if it has no samples.
-pub fn render_counter(
+pub fn render_counter<const LABELS: usize>(
     name: &str,
     help: &str,
-    labels: [&str; 2],
-    samples: impl IntoIterator<Item = ([String; 2], u64)>,
+    labels: [&str; LABELS],
+    samples: impl IntoIterator<Item = ([String; LABELS], u64)>,
 ) -> String {
     let mut text = String::new();
-    let [one, other] = labels;
-    for ([first, second], count) in samples {
+    for (values, count) in samples {
         if text.is_empty() {
             let _ = family(&mut text, name, "counter", help);
         }
-        let (first, second) = (Escaped(&first), Escaped(&second));
-        let _ = writeln!(text, "{name}{{{one}=\"{first}\",{other}=\"{second}\"}} {count}");
+        let pairs =
+            labels.iter().zip(&values).map(|(label, value)| format!("{label}=\"{}\"", Escaped(value)));
+        let pairs = pairs.collect::<Vec<_>>().join(",");
+        let _ = if pairs.is_empty() {
+            writeln!(text, "{name} {count}")
+        } else {
+            writeln!(text, "{name}{{{pairs}}} {count}")
+        };
     }
     text
 }
