@@ -2,7 +2,10 @@
 """What llama.cpp makes of a model that firebox-report made.
 
     llamacpp.py convert HF_DIRECTORY DIRECTORY
-    llamacpp.py measure FILE.gguf THREADS PROMPT DEPTH TOKENS BATCH...
+    llamacpp.py measure FILE.gguf UNIFIED THREADS PROMPT DEPTH TOKENS BATCH...
+
+UNIFIED is 1 where sequences share one buffer of keys and values, 0 where each has its own. `peak` is without what Python and
+the library take before a model is loaded.
 
 Needs the packages numpy, gguf and llama-cpp-python, the last built for the machine (CMAKE_ARGS="-DGGML_NATIVE=ON").
 The last line that is printed is JSON.
@@ -99,8 +102,9 @@ def convert(source, folder):
     print(json.dumps(sorted(path.name for path in folder.iterdir())))
 
 
-def measure(path, threads, prompt, depth, tokens, *batches):
+def measure(path, unified, threads, prompt, depth, tokens, *batches):
     llama, _ignore = silent()
+    program = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     began = time.perf_counter()
     model = llama.llama_model_load_from_file(path.encode(), llama.llama_model_default_params())
     if not model:
@@ -108,11 +112,13 @@ def measure(path, threads, prompt, depth, tokens, *batches):
     load = time.perf_counter() - began
     widest = max(batches)
     settings = llama.llama_context_default_params()
-    settings.n_ctx = max(prompt, widest * (depth + tokens)) + 64
+    # Otherwise every sequence has an equal part of the context.
+    sequence = max(prompt, depth + tokens) + 64
+    settings.n_ctx = max(prompt, widest * (depth + tokens)) + 64 if unified else widest * sequence
     settings.n_batch, settings.n_ubatch, settings.n_seq_max = 2048, 512, widest
     settings.n_threads = settings.n_threads_batch = threads
     if hasattr(settings, "kv_unified"):
-        settings.kv_unified = True
+        settings.kv_unified = bool(unified)
     context = llama.llama_init_from_model(model, settings)
     memory = llama.llama_get_memory(context)
     batch = llama.llama_batch_init(2048, 0, 1)
@@ -151,7 +157,7 @@ def measure(path, threads, prompt, depth, tokens, *batches):
     prefill()
     decode(1)
     result = {"first": first, "prefill": prefill(), "decode": [decode(width) for width in batches]}
-    result["peak"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    result["peak"] = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - program) * 1024
     print(json.dumps(result))
 
 

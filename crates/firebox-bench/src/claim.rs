@@ -84,15 +84,32 @@ impl Claim {
     }
 }
 
-/// All claims.
-pub fn claims() -> anyhow::Result<Vec<Claim>> {
-    #[derive(Deserialize)]
-    #[serde(deny_unknown_fields)]
-    struct Table {
-        claim: Vec<Claim>,
+/// The claims, and the predictions that are computed from published tables alone.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Claims {
+    #[serde(rename = "claim")]
+    pub measured: Vec<Claim>,
+    #[serde(rename = "prediction")]
+    pub predicted: Vec<Claim>,
+}
+
+impl Claims {
+    /// The claims of the repository's table.
+    pub fn published() -> anyhow::Result<Self> {
+        toml::from_str(TABLE).context("published.toml is no table of claims")
     }
-    let table: Table = toml::from_str(TABLE).context("published.toml is no table of claims")?;
-    Ok(table.claim)
+
+    pub fn all(&self) -> impl Iterator<Item = &Claim> {
+        self.measured.iter().chain(&self.predicted)
+    }
+
+    /// Keeps those whose figures were measured.
+    pub fn retain_measured(&mut self, figures: &[Figure]) {
+        for claims in [&mut self.measured, &mut self.predicted] {
+            claims.retain(|claim| claim.figure(figures).is_some());
+        }
+    }
 }
 
 #[cfg(test)]
@@ -105,14 +122,14 @@ mod tests {
     fn every_claim_has_a_figure_that_some_measure_brings() {
         let declared: Vec<&str> =
             ALL.iter().flat_map(|measure| measure.figures).map(|declared| declared.name).collect();
-        let claims = claims().unwrap();
-        for claim in &claims {
+        let claims = Claims::published().unwrap();
+        for claim in claims.all() {
             assert!(declared.contains(&claim.figure.as_str()), "{}: {}", claim.says, claim.figure);
             let (Bar::AtLeast(bar) | Bar::AtMost(bar)) = claim.bar;
             assert!(bar.is_finite() && bar > 0.0, "{}", claim.says);
         }
-        assert!(claims.iter().any(|claim| claim.published.is_some()));
-        let mut figures: Vec<&str> = claims.iter().map(|claim| claim.figure.as_str()).collect();
+        assert!(claims.all().any(|claim| claim.published.is_some()));
+        let mut figures: Vec<&str> = claims.all().map(|claim| claim.figure.as_str()).collect();
         figures.sort_unstable();
         assert!(figures.windows(2).all(|pair| pair[0] != pair[1]), "one figure stands against one claim");
     }

@@ -24,6 +24,7 @@ use std::time::Instant;
 use anyhow::Context as _;
 use clap::Parser;
 
+use crate::claim::Claims;
 use crate::figure::Measured;
 use crate::machine::Machine;
 use crate::measures::Measure;
@@ -136,13 +137,13 @@ fn reported(args: &Args) -> anyhow::Result<bool> {
     let minutes = began.elapsed().as_secs_f64() / 60.0;
     let mut report = Report {
         conditions: conditions(&machine, &setup, minutes),
-        claims: claim::claims()?,
+        claims: Claims::published()?,
         figures: all.figures,
         left_out: all.left_out,
         images: Vec::new(),
     };
     if !args.only.is_empty() {
-        report.claims.retain(|claim| claim.figure(&report.figures).is_some());
+        report.claims.retain_measured(&report.figures);
     }
     let figures = serde_json::to_string_pretty(&report.figures)?;
     written(&setup.out.join("figures.json"), &figures)?;
@@ -202,7 +203,11 @@ fn conditions(machine: &Machine, setup: &Setup, minutes: f64) -> Vec<String> {
 /// Writes the images into a folder. Returns where they are, as Markdown has it.
 fn images(report: &Report, folder: &Path, prefix: &str) -> anyhow::Result<Vec<(String, &'static str)>> {
     let images = [
-        ("cleared.svg", "Every figure beside its bar", plots::cleared(&report.claims, &report.figures)),
+        (
+            "cleared.svg",
+            "Every figure beside its bar",
+            plots::cleared(&report.claims.measured, &report.figures),
+        ),
         ("sweep.svg", "Speed by how many layers are kept", plots::swept(&report.figures)),
     ];
     let mut drawn = Vec::new();

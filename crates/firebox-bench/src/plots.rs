@@ -22,7 +22,7 @@ const LONGEST_NAME: usize = 62;
 /// A factor beyond this is drawn as this one.
 const MOST: f64 = 100.0;
 
-/// Tokens per second by how much is kept, foretold and measured, as SVG. `None` if that was not measured.
+/// Tokens per second by how much is kept, predicted and measured, as SVG. `None` if that was not measured.
 pub fn swept(figures: &[Figure]) -> Option<String> {
     let steps = residency_sweep::STEPS.iter().enumerate().filter_map(|(quarter, (name, _))| {
         let figure = figures.iter().find(|figure| figure.name == *name)?;
@@ -32,7 +32,7 @@ pub fn swept(figures: &[Figure]) -> Option<String> {
     let line = |side: fn((f64, f64)) -> f64| -> Vec<(f64, f64)> {
         steps.iter().filter_map(|(kept, figure)| Some((*kept, side(figure.pair()?)))).collect()
     };
-    let (measured, foretold) = (line(|pair| pair.0), line(|pair| pair.1));
+    let (measured, predicted) = (line(|pair| pair.0), line(|pair| pair.1));
     if measured.is_empty() {
         return None;
     }
@@ -40,13 +40,13 @@ pub fn swept(figures: &[Figure]) -> Option<String> {
         figure.rounds.iter().filter_map(move |round| Some((*kept, round.pair?.0)))
     });
     let rounds: Vec<(f64, f64)> = rounds.collect();
-    let top = rounds.iter().chain(&foretold).map(|point| point.1).fold(0.0, f64::max) * 1.08;
+    let top = rounds.iter().chain(&predicted).map(|point| point.1).fold(0.0, f64::max) * 1.08;
     let chart = Chart {
-        caption: "Tokens per second: measured (blue), foretold (orange)",
+        caption: "Tokens per second: measured (blue), predicted (orange)",
         x: Axis { label: "layers kept, %", span: 0.0..100.0, decimals: 0 },
         y: Axis { label: "", span: 0.0..top, decimals: 0 },
         curves: vec![
-            Curve::line(foretold, ORANGE),
+            Curve::line(predicted, ORANGE),
             Curve::line(measured, BLUE),
             Curve::dots(rounds, BLUE, 3),
         ],

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use crate::claim::{Claim, Verdict};
+use crate::claim::{Claim, Claims, Verdict};
 use crate::figure::{Figure, Spread};
 use crate::measures::residency_sweep;
 
@@ -11,7 +11,7 @@ use crate::measures::residency_sweep;
 pub struct Report {
     /// The machine, the day, and how long it took.
     pub conditions: Vec<String>,
-    pub claims: Vec<Claim>,
+    pub claims: Claims,
     pub figures: Vec<Figure>,
     /// Figures that were not measured, with the reasons.
     pub left_out: Vec<String>,
@@ -26,8 +26,9 @@ impl Report {
         for line in &self.conditions {
             let _ = writeln!(text, "{line}\n");
         }
-        self.write_claims(&mut text);
+        self.write_claims(&self.claims.measured, &mut text);
         self.write_misses(&mut text);
+        self.write_predictions(&mut text);
         self.write_sweep(&mut text);
         self.write_others(&mut text);
         for (path, what) in &self.images {
@@ -44,7 +45,7 @@ impl Report {
 
     /// Returns the number of claims that hold and the number of claims that were measured.
     pub fn score(&self) -> (usize, usize) {
-        let verdicts = self.claims.iter().map(|claim| claim.verdict(&self.figures));
+        let verdicts = self.claims.measured.iter().map(|claim| claim.verdict(&self.figures));
         verdicts.fold((0, 0), |(held, measured), verdict| match verdict {
             Verdict::Held(_) => (held + 1, measured + 1),
             Verdict::Missed(_) => (held, measured + 1),
@@ -52,10 +53,10 @@ impl Report {
         })
     }
 
-    fn write_claims(&self, text: &mut String) {
+    fn write_claims(&self, claims: &[Claim], text: &mut String) {
         text.push_str("| | published | bar | here: median, lowest and highest | in the same run | |\n|---|---|---|---|---|---|\n");
         let mut unmeasured = Vec::new();
-        for claim in &self.claims {
+        for claim in claims {
             let (spread, verdict) = match claim.verdict(&self.figures) {
                 Verdict::Held(spread) => (spread, "held"),
                 Verdict::Missed(spread) => (spread, "**missed**"),
@@ -79,7 +80,7 @@ impl Report {
 
     fn write_misses(&self, text: &mut String) {
         let is_missed = |claim: &&Claim| matches!(claim.verdict(&self.figures), Verdict::Missed(_));
-        let missed: Vec<&Claim> = self.claims.iter().filter(is_missed).collect();
+        let missed: Vec<&Claim> = self.claims.all().filter(is_missed).collect();
         if missed.is_empty() {
             return;
         }
@@ -89,6 +90,14 @@ impl Report {
             let _ = writeln!(text, "- {}: {reason}.", claim.says);
         }
         text.push('\n');
+    }
+
+    /// Writes what was computed from published tables, apart from what was measured.
+    fn write_predictions(&self, text: &mut String) {
+        if self.claims.predicted.iter().any(|claim| claim.figure(&self.figures).is_some()) {
+            text.push_str("Computed from published tables; nothing was measured for these:\n\n");
+            self.write_claims(&self.claims.predicted, text);
+        }
     }
 
     /// By how many layers are kept, if that was measured.
@@ -102,7 +111,7 @@ impl Report {
         if steps.is_empty() {
             return;
         }
-        text.push_str("| layers kept | tok/s, foretold | tok/s | off by | MB, foretold | MB |\n|---|---|---|---|---|---|\n");
+        text.push_str("| layers kept | tok/s, predicted | tok/s | off by | MB, predicted | MB |\n|---|---|---|---|---|---|\n");
         for (kept, speed, memory) in steps {
             let (Some(of_speed), Some(of_memory)) = (speed.pair(), memory.pair()) else { continue };
             let [(speed_found, speed_told), (memory_found, memory_told)] =
@@ -119,7 +128,7 @@ impl Report {
     /// Writes the figures that no claim refers to.
     fn write_others(&self, text: &mut String) {
         let is_told = |figure: &Figure| {
-            self.claims.iter().any(|claim| claim.figure == figure.name)
+            self.claims.all().any(|claim| claim.figure == figure.name)
                 || residency_sweep::STEPS
                     .iter()
                     .any(|(speed, memory)| figure.name == *speed || figure.name == *memory)
@@ -194,11 +203,14 @@ mod tests {
         figures.add("test.rate", 3.0).unwrap();
         Report {
             conditions: vec!["A machine.".into()],
-            claims: vec![
-                claim("early", "test.first", Bar::AtLeast(4.5)),
-                claim("earlier", "test.first", Bar::AtLeast(8.5)),
-                claim("never", "test.never", Bar::AtMost(1.0)),
-            ],
+            claims: Claims {
+                measured: vec![
+                    claim("early", "test.first", Bar::AtLeast(4.5)),
+                    claim("earlier", "test.first", Bar::AtLeast(8.5)),
+                    claim("never", "test.never", Bar::AtMost(1.0)),
+                ],
+                predicted: vec![claim("computed", "test.rate", Bar::AtLeast(1.0))],
+            },
             figures: figures.into_measured().figures,
             left_out: vec!["energy: no counter".into()],
             images: vec![("ratios.svg".into(), "ratios")],
@@ -224,7 +236,8 @@ mod tests {
             1,
             "what holds or was not measured has no reason: {text}"
         );
-        assert!(text.contains("| `test.rate` | **3.00** GB/s |"), "{text}");
+        assert!(row("computed").ends_with("| held |"), "{text}");
+        assert!(text.find("Computed from").unwrap() < text.find("| computed |").unwrap(), "{text}");
         for said in ["A machine.", "- energy: no counter", "![ratios](ratios.svg)"] {
             assert!(text.contains(said), "{text}");
         }

@@ -37,7 +37,8 @@ fn a_quick_run_measures_every_claim_and_writes_between_the_markers() {
     assert!(!text.contains("\nold\n"), "{text}");
     let table: toml::Table = toml::from_str(include_str!("../published.toml")).unwrap();
     let measured = figures(&out);
-    for claim in table["claim"].as_array().unwrap() {
+    let claims = ["claim", "prediction"].into_iter().flat_map(|kind| table[kind].as_array().unwrap());
+    for claim in claims {
         let (says, figure) = (claim["says"].as_str().unwrap(), claim["figure"].as_str().unwrap());
         let is_measured = measured.iter().any(|name| name == figure);
         let may_lack = figure.starts_with("foreign.") || figure.starts_with("short_memory.");

@@ -1,4 +1,6 @@
-//! Compares with llama.cpp running the same weights, in turn, if a Python that has it is given.
+//! Compares with llama.cpp running the same weights, in turn, if a Python that has it is given. It runs with one buffer of
+//! keys and values for all sequences and with one for each, and the better result of either counts. Its memory is without
+//! that of Python.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -75,7 +77,8 @@ pub fn measure(setup: &Setup, figures: &mut Figures) -> anyhow::Result<()> {
             ("q4_k_m", file("q4_k_m"), file("q4_k_m")),
         ] {
             let ours = run(setup, ours)?;
-            let theirs = foreign(setup, python, &script, &theirs)?;
+            let unified = foreign(setup, python, &script, &theirs, true)?;
+            let theirs = unified.better(&foreign(setup, python, &script, &theirs, false)?);
             let figure = |what: &str| format!("foreign.{name}_{what}");
             figures.more(&figure("prompt"), ours.prefill, theirs.prefill)?;
             for (at, (_, words)) in BATCHES.into_iter().enumerate() {
@@ -101,13 +104,20 @@ fn run(setup: &Setup, model: PathBuf) -> anyhow::Result<RunResult> {
     child::asked(&Task::new(TaskKind::Run, &task(setup, model))?, None)
 }
 
-fn foreign(setup: &Setup, python: &Path, script: &Path, model: &Path) -> anyhow::Result<RunResult> {
+/// Measures llama.cpp, whose sequences share one buffer of keys and values, or have one each.
+fn foreign(
+    setup: &Setup,
+    python: &Path,
+    script: &Path,
+    model: &Path,
+    unified: bool,
+) -> anyhow::Result<RunResult> {
     Checkpoint::open(model)?.evict()?;
     let Run { prompt, depth, tokens, batches, .. } = task(setup, model.to_owned());
     let mut command = Command::new(python);
     command.arg(script).arg("measure").arg(model);
     let threads = rayon::current_num_threads();
-    for number in [threads, prompt, depth, tokens].iter().chain(&batches) {
+    for number in [usize::from(unified), threads, prompt, depth, tokens].iter().chain(&batches) {
         command.arg(number.to_string());
     }
     child::answer(&mut command, None)

@@ -136,7 +136,7 @@ fn speed(alone: &HeadTask, with_head: &HeadTask, rounds: usize, figures: &mut Fi
     // Kept, so that the head stays in memory from one round to the next.
     let ((alone, _own), (with_head, _with)) = (alone.session()?, with_head.session()?);
     let speed_alone = || decode(&mut alone.session()?, DECODING.1);
-    let speed_worn = || {
+    let speed_with_head = || {
         let mut session = with_head.session()?;
         session.use_head(HEAD).fallback_reason.map_or(Ok(()), Err)?;
         decode(&mut session, DECODING.1)
@@ -145,9 +145,9 @@ fn speed(alone: &HeadTask, with_head: &HeadTask, rounds: usize, figures: &mut Fi
         // The order alternates, since each run finds the machine in the state that the other left.
         let (with, alone) = if round % 2 == 0 {
             let alone = speed_alone()?;
-            (speed_worn()?, alone)
+            (speed_with_head()?, alone)
         } else {
-            (speed_worn()?, speed_alone()?)
+            (speed_with_head()?, speed_alone()?)
         };
         figures.more("heads.speed", with, alone)?;
     }

@@ -59,13 +59,13 @@ pub const ALL: &[Measure] = &[
     },
     Measure {
         name: "sweep",
-        says: "speed by how many layers are kept, foretold and measured",
+        says: "speed by how many layers are kept, predicted and measured",
         figures: residency_sweep::FIGURES,
         run: residency_sweep::measure,
     },
     Measure {
         name: "published",
-        says: "published sweeps, foretold from their ends",
+        says: "published sweeps, predicted from their ends",
         figures: published::FIGURES,
         run: published::measure,
     },

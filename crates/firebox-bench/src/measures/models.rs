@@ -3,7 +3,8 @@
 //!
 //! Every way of running them is a process of its own, before which all files are dropped from the page cache. All ways
 //! answer the same: prompts of 16 tokens, then 8 tokens of the router, 100 of the fallback, 100 of the specialist,
-//! greedily; where one comes after the other, in this order. The measure fails where ways say different tokens.
+//! greedily; where one comes after the other, in this order. The specialist's first token is measured without the fallback as
+//! well, whose answer comes before it where one follows the other. The measure fails where ways say different tokens.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -27,8 +28,9 @@ use firebox_testing::model::SyntheticModel;
 /// The models in the order in which they are asked: what they are called, their part of the bytes, layers, tokens of the
 /// answer.
 const MODELS: [(&str, usize, usize, usize); 3] =
-    [("router", 120, 12, 8), ("fallback", 340, 18, 100), ("specialist", 890, 32, 100)];
+    [("router", 120, 12, 8), (FALLBACK, 340, 18, 100), ("specialist", 890, 32, 100)];
 const ALL_PARTS: usize = 1350;
+const FALLBACK: &str = "fallback";
 /// Megabytes that all of them take together, and the most tokens of an answer.
 const MEGABYTES: (usize, usize) = (1350, 54);
 const MOST_TOKENS: (usize, usize) = (usize::MAX, 12);
@@ -42,6 +44,8 @@ const PROGRAM: f64 = 64e6;
 pub const FIGURES: &[Declared] = &[
     times("models.first_standing", "s", "one after the other"),
     times("models.first_cold", "s", "one after the other"),
+    times("models.two_standing", "s", "one after the other"),
+    times("models.two_cold", "s", "one after the other"),
     times("models.speed_standing", "tok/s", "all loaded before"),
     times("models.speed_cold", "tok/s", "all loaded before"),
     compared("models.memory", "% of the budget", "MB", "the budget"),
@@ -71,6 +75,8 @@ pub struct Trial {
     budget: u64,
     /// Answers are no longer than that.
     most_tokens: usize,
+    /// Whether the fallback is asked as well, before the specialist.
+    with_fallback: bool,
 }
 
 /// The results of one way of running the models; times are in seconds.
@@ -96,7 +102,10 @@ pub fn measure(setup: &Setup, figures: &mut Figures) -> anyhow::Result<()> {
     let megabytes = setup.usual_or(MEGABYTES.0, MEGABYTES.1);
     let folder = made(setup, megabytes)?;
     let most_tokens = setup.usual_or(MOST_TOKENS.0, MOST_TOKENS.1);
-    let run = |way, budget| Trial { way, folder: folder.clone(), budget, most_tokens }.measured();
+    let trial = |way, budget, with_fallback| {
+        Trial { way, folder: folder.clone(), budget, most_tokens, with_fallback }.measured()
+    };
+    let run = |way, budget| trial(way, budget, true);
     let mut preloaded = Vec::new();
     for _ in 0..setup.rounds {
         preloaded.push(run(Way::Preload, 0)?);
@@ -123,6 +132,20 @@ pub fn measure(setup: &Setup, figures: &mut Figures) -> anyhow::Result<()> {
         let in_turn = mapped.first.min(read.first);
         figures.sooner("models.first_standing", standing.first, in_turn)?;
         figures.sooner("models.first_cold", cold.first, in_turn)?;
+        let two = |way| trial(way, budget as u64, false);
+        let (mapped, read) = (two(Way::Mapped)?, two(Way::Read)?);
+        let (cold_two, standing_two) = (two(Way::Cold)?, two(Way::Standing)?);
+        for other in [&read, &cold_two, &standing_two] {
+            ensure!(
+                mapped.said == other.said,
+                "ways say different tokens: {} and {}",
+                mapped.said,
+                other.said
+            );
+        }
+        let in_turn = mapped.first.min(read.first);
+        figures.sooner("models.two_standing", standing_two.first, in_turn)?;
+        figures.sooner("models.two_cold", cold_two.first, in_turn)?;
         figures.more("models.speed_standing", standing.speed(), preload.speed())?;
         let with_opening = preload.tokens as f64 / (preload.opening + preload.all);
         figures.more("models.speed_cold", cold.speed(), with_opening)?;
@@ -179,7 +202,9 @@ impl Trial {
 
     /// Who is asked, and how many tokens each says.
     fn answers(&self) -> impl Iterator<Item = (&'static str, usize)> {
-        MODELS.into_iter().map(|(name, .., tokens)| (name, tokens.min(self.most_tokens)))
+        let is_asked = |name: &str| self.with_fallback || name != FALLBACK;
+        let asked = MODELS.into_iter().filter(move |(name, ..)| is_asked(name));
+        asked.map(|(name, .., tokens)| (name, tokens.min(self.most_tokens)))
     }
 
     fn in_turn(
@@ -239,7 +264,8 @@ impl Trial {
     /// Asks all at once.
     fn asked(&self, mut core: EngineCore, began: Instant) -> anyhow::Result<RunResult> {
         let clock = WallClock::default();
-        let mut said = vec![Vec::new(); MODELS.len()];
+        let specialist = self.answers().count() - 1;
+        let mut said = vec![Vec::new(); specialist + 1];
         let mut asked = Vec::new();
         for (name, tokens) in self.answers() {
             let request =
@@ -247,7 +273,6 @@ impl Trial {
             asked.push(core.submit(request, clock.now()).map_err(|failure| failure.error)?);
         }
         let (mut first, mut error) = (Duration::ZERO, None);
-        let specialist = MODELS.len() - 1;
         loop {
             let worked = core.work(&clock, &mut |id, event| {
                 let Some(which) = asked.iter().position(|asked| *asked == id) else { return };

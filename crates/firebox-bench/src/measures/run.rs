@@ -127,6 +127,17 @@ impl Run {
 }
 
 impl RunResult {
+    /// Returns the better value of each result.
+    pub fn better(&self, other: &Self) -> Self {
+        Self {
+            first: self.first.min(other.first),
+            prefill: self.prefill.max(other.prefill),
+            decode: self.decode.iter().zip(&other.decode).map(|(one, other)| one.max(*other)).collect(),
+            peak: self.peak.min(other.peak),
+            predicted: self.predicted,
+        }
+    }
+
     /// Tokens a second of the first number of sequences.
     pub fn speed(&self) -> anyhow::Result<f64> {
         self.decode.first().copied().context("a run was to decode")

@@ -115,7 +115,7 @@ impl Streams {
         let (one, both) = (spread(one).median, spread(both).median);
         let again = timed(|| Ok(self.begun(2)?))?.0;
         // A pair of tokens has a switch in its middle and another before the next pair.
-        let switch = ((both - one) / 2.0).max(0.0);
+        let switch = (both - one) / 2.0;
         figures.add_pair("streams.switch", switch, both, one)?;
         // The token of the other conversation either way.
         figures.sooner("streams.switch_saves", both - one / 2.0, again + one / 2.0)

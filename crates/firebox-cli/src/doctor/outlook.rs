@@ -162,7 +162,7 @@ mod tests {
 
     /// The shape that benchmarks are made on decodes 93 to 110 tokens a second where memory is read at 33 to 57 GB/s.
     #[test]
-    fn what_was_measured_is_foretold() {
+    fn predictions_repeat_measurements() {
         let pace = all(16 << 30, 45e9 * READ_WELL, 1.2e9)[0].tokens_per_second.unwrap();
         assert!((70.0..130.0).contains(&pace), "{pace}");
     }
