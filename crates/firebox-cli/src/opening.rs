@@ -2,9 +2,8 @@
 
 use std::path::Path;
 
-use firebox_runtime::placement::Cores;
 use firebox_runtime::residency::ResidencyOptions;
-use firebox_runtime::{Device, Model};
+use firebox_runtime::{Cores, Device, Model};
 
 use crate::compute::DeviceArgs;
 use crate::console::Console;

@@ -8,10 +8,9 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
 use firebox_engine::{EngineConfig, OnFailure};
-use firebox_runtime::placement::Cores;
 use firebox_runtime::residency::{Residency, ResidencyOptions, ShareOptions, SharedBudget};
 use firebox_runtime::schedule::AdmissionConfig;
-use firebox_runtime::{Device, Model, RuntimeError, parse_bytes};
+use firebox_runtime::{Cores, Device, Model, RuntimeError, parse_bytes};
 use firebox_server::{
     AllowedOrigins, ApiKeys, ModelSpec, PipelineSpec, Server, ServerConfig, SessionsConfig,
 };

@@ -10,6 +10,7 @@
 pub mod activation;
 pub mod attention;
 pub mod convolution;
+mod cores;
 pub mod cross_entropy;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 mod cube;
@@ -32,6 +33,7 @@ mod thread_pool;
 pub use activation::Activation;
 use burn::tensor::Device;
 
+pub use cores::{Cores, CoresError};
 pub use flex::host_device;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 pub use launches::launches;

@@ -102,14 +102,6 @@ pub enum RuntimeError {
         /// How long it may become.
         context: usize,
     },
-    /// The cores cannot be divided like that.
-    #[error("cores {cores}: {reason}")]
-    Cores {
-        /// The requested cores.
-        cores: String,
-        /// Why they cannot be used, and what helps.
-        reason: String,
-    },
     /// A thread could not be started, or ended without a result.
     #[error("a thread is missing: {reason}")]
     Threads {

@@ -15,7 +15,6 @@ mod error;
 mod grammar_outputs;
 pub mod heads;
 mod model;
-pub mod placement;
 pub mod planner;
 mod pocket;
 mod prefix;
@@ -44,7 +43,7 @@ pub use firebox_cache::{
     PagePool, Role, SlidingWindow, Truncation, Turn, TurnId, TurnKind, WholeTurns,
 };
 pub use firebox_grammar::{Constraint, Grammar, GrammarError};
-pub use firebox_kernels::instructions;
+pub use firebox_kernels::{Cores, CoresError, instructions};
 use firebox_memory::process as memory;
 pub use firebox_memory::process::{
     anonymous_bytes, mapped_file_bytes, peak_resident_bytes, physical_bytes, resident_bytes,

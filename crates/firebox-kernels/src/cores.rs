@@ -1,14 +1,13 @@
 //! Chooses the cores that compute, and binds the compute threads to them.
 
+use std::fmt;
 use std::fs;
 use std::io;
 use std::path::Path;
 use std::str::FromStr;
 use std::thread;
 
-use rayon::ThreadPoolBuilder;
-
-use crate::RuntimeError;
+use rayon::{ThreadPoolBuildError, ThreadPoolBuilder};
 
 /// Where Linux describes the cores of the machine.
 const SYSTEM_CORES: &str = "/sys/devices/system/cpu";
@@ -19,11 +18,11 @@ const CAPACITY_STEP: f64 = 1.2;
 /// The cores that compute.
 ///
 /// ```
-/// use firebox_runtime::placement::Cores;
+/// use firebox_kernels::Cores;
 ///
 /// assert_eq!("0-2,6".parse::<Cores>()?, Cores::Exactly(vec![0, 1, 2, 6]));
 /// assert_eq!("performance".parse::<Cores>()?, Cores::Performance);
-/// # Ok::<(), firebox_runtime::RuntimeError>(())
+/// # Ok::<(), firebox_kernels::CoresError>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Cores {
@@ -36,10 +35,30 @@ pub enum Cores {
     Exactly(Vec<usize>),
 }
 
-impl FromStr for Cores {
-    type Err = RuntimeError;
+/// Cores that cannot compute as they were chosen.
+#[derive(Debug, thiserror::Error)]
+#[error("cores {cores}: {reason}")]
+pub struct CoresError {
+    /// The requested cores.
+    pub cores: String,
+    /// Why they cannot be used, and what helps.
+    pub reason: String,
+}
 
-    fn from_str(text: &str) -> Result<Self, RuntimeError> {
+impl fmt::Display for Cores {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::All => f.write_str("all"),
+            Self::Performance => f.write_str("performance"),
+            Self::Exactly(cores) => f.write_str(&listed(cores)),
+        }
+    }
+}
+
+impl FromStr for Cores {
+    type Err = CoresError;
+
+    fn from_str(text: &str) -> Result<Self, CoresError> {
         match text.trim() {
             "all" => Ok(Self::All),
             "performance" => Ok(Self::Performance),
@@ -56,7 +75,7 @@ impl FromStr for Cores {
 impl Cores {
     /// Starts the threads that compute, bound to these cores: one for each core, or as many as `threads`. Call it before
     /// anything computes. Returns the cores, or `None` if the threads are not bound.
-    pub fn start_threads(&self, threads: Option<usize>) -> Result<Option<Vec<usize>>, RuntimeError> {
+    pub fn start_threads(&self, threads: Option<usize>) -> Result<Option<Vec<usize>>, CoresError> {
         let cores = match self {
             Self::All => None,
             _ => Some(self.choose(Path::new(SYSTEM_CORES), &allowed_cores()?)?),
@@ -71,12 +90,14 @@ impl Cores {
             // A thread that cannot be bound computes as well.
             pool = pool.start_handler(move |_| drop(bind(&cores)));
         }
-        pool.build_global().map_err(|error| RuntimeError::Threads { reason: error.to_string() })?;
+        let failed =
+            |error: ThreadPoolBuildError| refused(&self.to_string(), &format!("no threads: {error}"));
+        pool.build_global().map_err(failed)?;
         Ok(cores)
     }
 
     /// Chooses among the cores that the process may use. `system` is a folder that describes cores as Linux does.
-    fn choose(&self, system: &Path, allowed: &[usize]) -> Result<Vec<usize>, RuntimeError> {
+    fn choose(&self, system: &Path, allowed: &[usize]) -> Result<Vec<usize>, CoresError> {
         match self {
             Self::All => Ok(allowed.to_vec()),
             Self::Performance => {
@@ -154,12 +175,12 @@ fn least_fast(capacities: &[u64]) -> u64 {
     steps.max_by(|one, other| step(one).total_cmp(&step(other))).map_or(0, |pair| pair[1])
 }
 
-fn refused(cores: &str, reason: &str) -> RuntimeError {
-    RuntimeError::Cores { cores: cores.to_owned(), reason: reason.to_owned() }
+fn refused(cores: &str, reason: &str) -> CoresError {
+    CoresError { cores: cores.to_owned(), reason: reason.to_owned() }
 }
 
 /// Tries to bind a thread, because those of the pool cannot report an error.
-fn check_binding(cores: &[usize]) -> Result<(), RuntimeError> {
+fn check_binding(cores: &[usize]) -> Result<(), CoresError> {
     let bound = thread::scope(|scope| scope.spawn(|| bind(cores)).join());
     let failed =
         |reason: String| refused(&listed(cores), &format!("threads cannot be bound to them: {reason}"));
@@ -170,7 +191,7 @@ fn check_binding(cores: &[usize]) -> Result<(), RuntimeError> {
 }
 
 /// Returns the cores that this process may use.
-fn allowed_cores() -> Result<Vec<usize>, RuntimeError> {
+fn allowed_cores() -> Result<Vec<usize>, CoresError> {
     #[cfg(target_os = "linux")]
     return linux::bound_to().map_err(|error| refused("all", &error.to_string()));
     #[cfg(not(target_os = "linux"))]
