@@ -5,9 +5,10 @@
 #[path = "structure/imports.rs"]
 mod imports;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 /// Lines that a source file may have.
 const LINES: usize = 600;
@@ -222,4 +223,30 @@ fn documents_stay_within_their_words() {
         }
     }
     assert!(counts.is_empty(), "documents with more words than they may have: {counts:#?}");
+}
+
+/// Returns the dependencies that the tests of a package need, or those of the workspace, each with its features.
+fn dependencies(package: Option<&str>) -> BTreeSet<String> {
+    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
+    let mut tree = Command::new(cargo);
+    tree.current_dir(root()).args(["tree", "--prefix", "none", "--format", "{p} {f}"]);
+    // What build scripts and procedural macros need is built apart.
+    tree.args(["--edges", "normal,dev,no-proc-macro"]);
+    tree.args(package.iter().flat_map(|package| ["--package", package]));
+    let listed = tree.output().unwrap();
+    assert!(listed.status.success(), "{}", String::from_utf8_lossy(&listed.stderr));
+    let listed = String::from_utf8(listed.stdout).unwrap();
+    let lines = listed.lines().map(|line| line.trim_end_matches(" (*)").to_owned());
+    // Packages of the workspace have a path.
+    lines.filter(|line| !line.is_empty() && !line.contains(" (/")).collect()
+}
+
+#[test]
+fn testing_one_crate_rebuilds_no_dependency() {
+    let workspace = dependencies(None);
+    for package in ["kernels", "cache", "model", "runtime", "engine", "server"] {
+        let package = format!("firebox-{package}");
+        let others: Vec<String> = dependencies(Some(&package)).difference(&workspace).cloned().collect();
+        assert!(others.is_empty(), "firebox-features lacks features, for {package}: {others:?}");
+    }
 }
