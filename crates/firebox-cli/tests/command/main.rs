@@ -13,6 +13,8 @@ mod head;
 mod hub;
 mod import;
 mod inspect;
+#[cfg(target_os = "linux")]
+mod isolation;
 mod perplexity;
 mod plan;
 mod pocket;
