@@ -432,12 +432,12 @@ fn the_memory_of_a_head_that_left_is_the_next_ones() {
     let model = model.with_heads(config).unwrap();
     let pool = model.heads().unwrap();
     let (one, other) = ("head-1", "head-2");
-    let wearing = |name: &str| {
+    let with_head = |name: &str| {
         let mut session = model.session().unwrap();
         assert!(session.use_head(name).fallback_reason.is_none());
         session
     };
-    let (first, second) = (ran(&mut wearing(one)), ran(&mut wearing(other)));
+    let (first, second) = (ran(&mut with_head(one)), ran(&mut with_head(other)));
     assert_ne!(first, second);
     let both = budget.held(Account::Weights);
     let each = heads.head(one).unwrap().bytes();
@@ -446,14 +446,14 @@ fn the_memory_of_a_head_that_left_is_the_next_ones() {
     // The memory of an evicted head stays charged until the next load takes it over, which computes the same.
     pool.evict(one);
     assert_eq!(budget.held(Account::Weights), both);
-    assert_eq!(ran(&mut wearing(one)), first);
+    assert_eq!(ran(&mut with_head(one)), first);
     assert_eq!(budget.held(Account::Weights), both);
 
     // A head in use keeps its memory, which stays charged.
-    let mut changed = wearing(one);
+    let mut changed = with_head(one);
     pool.evict(one);
     pool.evict(other);
-    assert_eq!(ran(&mut wearing(other)), second);
+    assert_eq!(ran(&mut with_head(other)), second);
     assert_eq!(ran(&mut changed), first);
     pool.evict(other);
     assert_eq!(budget.held(Account::Weights), both);

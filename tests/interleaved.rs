@@ -308,7 +308,7 @@ fn a_lazy_model_is_opened_by_its_first_request() {
     assert!(cancelled.wait().is_ok());
     assert_eq!(opened.load(Ordering::SeqCst), 2);
     assert!(shared.budget().held(Account::Weights) > 0);
-    engine.add_later("never", || unreachable!("nobody asks for it")).unwrap();
+    engine.add_later("never", || unreachable!("no request asks for it")).unwrap();
     engine.remove("never").unwrap();
     let late = Request::new("never", vec![3]);
     assert!(matches!(engine.generate(late).wait(), Err(EngineError::NoModel { .. })));

@@ -15,21 +15,21 @@ fn conversations(seed: u64, split: Split, shape: Shape, count: usize) -> Vec<Con
     (0..count).map(|index| generator.conversation(Task::ALL[index % 3])).collect()
 }
 
-/// The answers that are lessons, each with its kind and all that was said before.
-fn lessons(conversation: &Conversation) -> Vec<(Kind, String, &str)> {
+/// The answers that are taught, each with its kind and all that was said before.
+fn taught(conversation: &Conversation) -> Vec<(Kind, String, &str)> {
     let mut kinds = conversation.kinds.iter();
     let mut said = String::new();
-    let mut lessons = Vec::new();
+    let mut taught = Vec::new();
     for line in &conversation.messages {
         if line.role == Role::Assistant && line.weight != Some(0) {
             let kind = *kinds.next().expect("a kind for every target");
-            lessons.push((kind, said.clone(), line.content.as_str()));
+            taught.push((kind, said.clone(), line.content.as_str()));
         }
         said += &line.content;
         said.push('\n');
     }
     assert_eq!(kinds.next(), None);
-    lessons
+    taught
 }
 
 fn words(text: &str) -> impl Iterator<Item = &str> {
@@ -62,7 +62,7 @@ fn no_fact_or_program_of_one_split_is_in_the_other() {
     let stated = |split| -> HashSet<String> {
         conversations(1, split, Shape::full(), 3000)
             .iter()
-            .flat_map(lessons)
+            .flat_map(taught)
             .filter(|(kind, _, answer)| {
                 matches!(kind, Kind::Tell | Kind::Ask | Kind::Program) && !answer.contains("unknown")
             })
@@ -86,7 +86,7 @@ fn every_answer_can_be_known_from_what_was_said() {
     let own: HashSet<&str> = OWN_WORDS.split_whitespace().collect();
     for split in [Split::Train, Split::HeldOut] {
         for conversation in conversations(2, split, Shape::full(), 1500) {
-            for (kind, said, answer) in lessons(&conversation) {
+            for (kind, said, answer) in taught(&conversation) {
                 if kind == Kind::Talk {
                     continue;
                 }
@@ -109,7 +109,7 @@ fn the_latest_value_counts() {
     let mut revised = 0;
     for conversation in conversations(5, Split::Train, Shape::full(), 4500) {
         let mut latest = std::collections::HashMap::new();
-        for (kind, _, answer) in lessons(&conversation) {
+        for (kind, _, answer) in taught(&conversation) {
             if conversation.task != Task::Code {
                 continue;
             }
@@ -212,7 +212,7 @@ fn passages_are_what_the_template_writes() {
         let options = TemplateOptions { add_generation_prompt: false, ..TemplateOptions::default() };
         let passage = scribe.write(&conversation).unwrap();
         assert_eq!(passage.tokens, template.encode(&tokenizer, &messages, &options).unwrap());
-        let answers = lessons(&conversation);
+        let answers = taught(&conversation);
         assert_eq!(passage.answers.len(), answers.len());
         for (answer, (kind, _, text)) in passage.answers.iter().zip(answers) {
             assert_eq!(
@@ -221,8 +221,8 @@ fn passages_are_what_the_template_writes() {
             );
         }
         let weights = passage.weights(0.25);
-        let lessons: usize = passage.answers.iter().map(|answer| answer.tokens.len()).sum();
-        assert_eq!(weights.iter().filter(|weight| **weight == 1.0).count(), lessons);
+        let taught: usize = passage.answers.iter().map(|answer| answer.tokens.len()).sum();
+        assert_eq!(weights.iter().filter(|weight| **weight == 1.0).count(), taught);
         assert!(weights[0] == 0.0 && weights[1..].iter().all(|weight| [0.25, 1.0].contains(weight)));
     }
 }

@@ -12,7 +12,7 @@ use firebox::{Generation, GenerationConfig, Model, Role, RuntimeError, device};
 
 /// What the build script made of the file.
 mod encoder {
-    #![allow(warnings, clippy::all, reason = "nobody wrote it")]
+    #![allow(warnings, clippy::all, reason = "generated code")]
     include!(concat!(env!("OUT_DIR"), "/encoder/encoder.rs"));
 }
 

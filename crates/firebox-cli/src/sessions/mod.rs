@@ -1,7 +1,7 @@
 //! `firebox session`: conversations that `chat --session` keeps in files.
 
-mod kept;
 mod rewind;
+mod saved_conversation;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use crate::columns::{printable, table};
 use crate::console::{Console, Style, grouped, human_bytes};
 use crate::outcome::{Outcome, usage};
-use kept::Kept;
+use saved_conversation::SavedConversation;
 
 /// Letters of a hash that tell models apart.
 const HASH_LETTERS: usize = 12;
@@ -136,9 +136,9 @@ fn list(args: &ListArgs, console: &Console) -> anyhow::Result<()> {
     }
     let (mut all, mut failure) = (Vec::new(), None);
     for (path, is_named) in files {
-        let error = match Kept::open(&path) {
-            Ok(kept) => {
-                all.push(kept);
+        let error = match SavedConversation::open(&path) {
+            Ok(saved) => {
+                all.push(saved);
                 continue;
             }
             Err(error) => error,
@@ -154,9 +154,9 @@ fn list(args: &ListArgs, console: &Console) -> anyhow::Result<()> {
     failure.map_or(Ok(()), Err)
 }
 
-fn listed(all: &[Kept], json: bool, failed: bool, console: &Console) -> anyhow::Result<()> {
+fn listed(all: &[SavedConversation], json: bool, failed: bool, console: &Console) -> anyhow::Result<()> {
     if json {
-        return console.json(&all.iter().map(Kept::json).collect::<Vec<_>>());
+        return console.json(&all.iter().map(SavedConversation::json).collect::<Vec<_>>());
     }
     if all.is_empty() {
         if !failed {
@@ -164,17 +164,17 @@ fn listed(all: &[Kept], json: bool, failed: bool, console: &Console) -> anyhow::
         }
         return Ok(());
     }
-    let rows = all.iter().map(|kept| {
-        let counted = |kind| kept.turns(kind).count().to_string();
-        let pinned = kept.summary.turns.iter().filter(|turn| turn.pinned).count();
+    let rows = all.iter().map(|saved| {
+        let counted = |kind| saved.turns(kind).count().to_string();
+        let pinned = saved.summary.turns.iter().filter(|turn| turn.pinned).count();
         [
-            kept.path.display().to_string(),
-            kept.questions().to_string(),
-            grouped(kept.summary.tokens.len() as u64),
+            saved.path.display().to_string(),
+            saved.questions().to_string(),
+            grouped(saved.summary.tokens.len() as u64),
             counted(TurnKind::Fact),
             pinned.to_string(),
-            human_bytes(kept.summary.bytes),
-            kept.model(),
+            human_bytes(saved.summary.bytes),
+            saved.model(),
         ]
     });
     let header = ["file", "questions", "tokens", "facts", "pinned", "size", "model"];
@@ -182,17 +182,17 @@ fn listed(all: &[Kept], json: bool, failed: bool, console: &Console) -> anyhow::
 }
 
 fn show(args: &ShowArgs, console: &Console) -> anyhow::Result<()> {
-    let kept = Kept::open(&args.file)?;
+    let saved = SavedConversation::open(&args.file)?;
     if args.json {
-        return console.json(&kept.json());
+        return console.json(&saved.json());
     }
     let facts = [
-        ("file", kept.path.display().to_string()),
-        ("size", human_bytes(kept.summary.bytes)),
-        ("tokens", grouped(kept.summary.tokens.len() as u64)),
-        ("model", kept.model()),
-        ("head", kept.head().to_owned()),
-        ("kept in", format!("{:?}", kept.summary.kv_type).to_lowercase()),
+        ("file", saved.path.display().to_string()),
+        ("size", human_bytes(saved.summary.bytes)),
+        ("tokens", grouped(saved.summary.tokens.len() as u64)),
+        ("model", saved.model()),
+        ("head", saved.head().to_owned()),
+        ("kept in", format!("{:?}", saved.summary.kv_type).to_lowercase()),
     ];
     console.line(table(None, &[], facts.map(|(name, value)| [name.to_owned(), value])))?;
     let turn = |turn: &Turn| {
@@ -206,9 +206,9 @@ fn show(args: &ShowArgs, console: &Console) -> anyhow::Result<()> {
     };
     console.line(format!(
         "\n{}",
-        table(Some(["turn", "kind", "tokens", "roles", ""]), &[0, 2], kept.summary.turns.iter().map(turn))
+        table(Some(["turn", "kind", "tokens", "roles", ""]), &[0, 2], saved.summary.turns.iter().map(turn))
     ))?;
-    for message in kept.messages.iter().flatten() {
+    for message in saved.messages.iter().flatten() {
         let said = message.text();
         let mut excerpt: String = said.chars().take(MESSAGE_LETTERS).collect::<String>().replace('\n', " ");
         if excerpt.len() < said.len() {
@@ -221,7 +221,7 @@ fn show(args: &ShowArgs, console: &Console) -> anyhow::Result<()> {
 }
 
 fn fork(args: &ForkArgs, console: &Console) -> anyhow::Result<()> {
-    let kept = Kept::open(&args.file)?;
+    let saved = SavedConversation::open(&args.file)?;
     let folder = args.copy.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     // Beside first, so that the copy is whole or not there.
     let mut beside = tempfile::NamedTempFile::new_in(folder)
@@ -234,7 +234,7 @@ fn fork(args: &ForkArgs, console: &Console) -> anyhow::Result<()> {
         return Err(usage(format!("{} is there already; name a file that is not", args.copy.display())));
     }
     beside.persist_noclobber(&args.copy).map_err(|error| error.error).with_context(copying)?;
-    console.detail(format!("copied {}", human_bytes(kept.summary.bytes)));
+    console.detail(format!("copied {}", human_bytes(saved.summary.bytes)));
     console.line(args.copy.display().to_string())
 }
 
@@ -251,11 +251,11 @@ fn remove(args: &RemoveArgs, console: &Console) -> anyhow::Result<()> {
 }
 
 fn export(args: &ExportArgs, console: &Console) -> anyhow::Result<()> {
-    let kept = Kept::open(&args.file)?;
-    let Some(messages) = &kept.messages else {
+    let saved = SavedConversation::open(&args.file)?;
+    let Some(messages) = &saved.messages else {
         return Err(usage(format!(
             "{} holds a session, but not what was said; `firebox session show` says what it holds",
-            kept.path.display()
+            saved.path.display()
         )));
     };
     let text = match args.format {
@@ -283,7 +283,7 @@ fn marks(turn: &Turn) -> String {
     [pinned, hidden].into_iter().flatten().collect::<Vec<_>>().join(", ")
 }
 
-impl Kept {
+impl SavedConversation {
     fn turns(&self, kind: TurnKind) -> impl Iterator<Item = &Turn> {
         self.summary.turns.iter().filter(move |turn| turn.kind == kind)
     }

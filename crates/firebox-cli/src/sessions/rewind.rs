@@ -7,7 +7,7 @@ use firebox_runtime::heads::HeadPoolConfig;
 use firebox_runtime::{Role, Session, SessionFile, TurnKind};
 use firebox_text::Message;
 
-use super::kept::Kept;
+use super::saved_conversation::SavedConversation;
 use crate::compute::DeviceArgs;
 use crate::console::Console;
 use crate::opening::open;
@@ -35,15 +35,15 @@ pub struct RewindArgs {
 
 /// Takes back the last turns of a conversation, in its file.
 pub fn rewind(args: &RewindArgs, console: &Console) -> anyhow::Result<()> {
-    let kept = Kept::open(&args.file)?;
+    let saved = SavedConversation::open(&args.file)?;
     let path = match &args.model {
         Some(path) => path.clone(),
         None => pocket_model()?,
     };
     let model = open(&path, &args.device, console)?.with_heads(HeadPoolConfig::patient())?;
-    let mut session = model.restored(&SessionFile::open(&args.file, &model, kept.summary.kv_type)?)?;
+    let mut session = model.restored(&SessionFile::open(&args.file, &model, saved.summary.kv_type)?)?;
     let turns = usize::from(args.turns);
-    let note = match kept.messages {
+    let note = match saved.messages {
         Some(mut messages) => {
             shorten(&mut messages, turns)?;
             let questions = messages.iter().filter(|message| message.role == "user").count();
@@ -62,11 +62,11 @@ pub fn rewind(args: &RewindArgs, console: &Console) -> anyhow::Result<()> {
         None => {
             let length = before_turns(&session, turns)?;
             session.rewind(length);
-            kept.summary.note
+            saved.summary.note
         }
     };
     session.save_with_note(&args.file, &model, &note)?;
-    console.line(format!("{} of {} tokens left", session.tokens().len(), kept.summary.tokens.len()))
+    console.line(format!("{} of {} tokens left", session.tokens().len(), saved.summary.tokens.len()))
 }
 
 /// Drops the last questions, and all that followed.

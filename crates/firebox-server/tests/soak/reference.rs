@@ -132,7 +132,7 @@ impl<'p> Replay<'p> {
             replay.note(turn);
         }
         if head.is_some() {
-            replay.wear(head.as_deref());
+            replay.set_head(head.as_deref());
         }
         replay
     }
@@ -154,7 +154,7 @@ impl<'p> Replay<'p> {
         self.told().entries.push(Entry { turn: turn.0, superseded_by: None });
     }
 
-    fn wear(&mut self, head: Option<&str>) {
+    fn set_head(&mut self, head: Option<&str>) {
         let switched = self.session().use_head(head.unwrap_or(OWN_HEAD));
         assert!(switched.fallback_reason.is_none(), "{:?}", switched.fallback_reason);
         self.told().head = head.map(str::to_owned);
@@ -165,7 +165,7 @@ impl<'p> Replay<'p> {
             Action::Said { text, most, ignores_end, heard } => {
                 return self.say(text, *most, *ignores_end, heard);
             }
-            Action::SetHead(head) => self.wear(head.as_deref()),
+            Action::SetHead(head) => self.set_head(head.as_deref()),
             Action::Forked(turn) => self.fork(*turn),
             Action::Switched(branch) => self.active = BranchId(*branch),
             Action::Promoted(branch) => self.promote(BranchId(*branch)),

@@ -166,7 +166,7 @@ impl Run<'_> {
         match self.user.random.below(100) {
             0..46 => self.say(),
             46..54 => self.leave(),
-            54..62 => self.wear(),
+            54..62 => self.set_head(),
             62..68 => self.fork(),
             68..72 => self.branch("switch"),
             72..75 => self.branch("promote"),
@@ -370,7 +370,7 @@ impl Run<'_> {
         open.actions.push(Action::Said { text, most, ignores_end, heard });
     }
 
-    fn wear(&mut self) {
+    fn set_head(&mut self) {
         if self.session().beginning.model != MODELS[0].0 {
             return self.say();
         }

@@ -202,7 +202,7 @@ proptest! {
 
     /// With a tree, a pool that is too small refuses no request that it accepts without one.
     #[test]
-    fn what_is_kept_is_in_nobodys_way(
+    fn cached_prefixes_give_way_to_sequences(
         doings in prop::collection::vec((0usize..3, 0u8..5, 0u32..3, 1usize..260), 1..24),
         which in 0usize..4,
         pages in 3usize..9,
@@ -345,7 +345,7 @@ fn states_are_charged() {
 }
 
 #[test]
-fn a_model_that_nobody_asks_gives_up_beginnings_before_anybody_gives_up_weights() {
+fn an_idle_model_frees_prefixes_before_any_model_frees_weights() {
     let shared = SharedBudget::beside(&Budget::new(256 << 20)).unwrap();
     let path = models()[0].checkpoint().path().to_owned();
     let open = || shared.open(&path, &device("cpu").unwrap(), &ShareOptions::default()).unwrap();

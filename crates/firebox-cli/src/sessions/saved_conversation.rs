@@ -8,14 +8,14 @@ use firebox_text::Message;
 
 /// A conversation in its file.
 #[derive(Debug)]
-pub struct Kept {
+pub struct SavedConversation {
     pub path: PathBuf,
     pub summary: SessionSummary,
     /// The messages, if it is a conversation of `chat`.
     pub messages: Option<Vec<Message>>,
 }
 
-impl Kept {
+impl SavedConversation {
     /// Reads it, without the model that it is of.
     pub fn open(path: &Path) -> anyhow::Result<Self> {
         if path.is_file() && !SessionSummary::is_session_file(path) {
