@@ -41,6 +41,11 @@ pub enum Grammar {
 }
 
 impl Grammar {
+    /// Returns an expression of Lark for JSON that fits a schema, to be used in a [`Lark`](Self::Lark) grammar.
+    pub fn json_in_lark(schema: &Value) -> String {
+        format!("%json {}", with_whitespace(schema.clone()))
+    }
+
     fn kind(&self) -> &'static str {
         match self {
             Self::JsonSchema(_) | Self::JsonObject => "JSON schema",
@@ -90,8 +95,11 @@ impl Grammar {
             return Err(self.error(&format!("its {} bytes are more than {MAX_BYTES}", text.len())));
         }
         let (mut depth, mut deepest) = (0usize, 0);
-        for byte in text.bytes() {
+        let mut bytes = text.bytes();
+        while let Some(byte) = bytes.next() {
             match byte {
+                // An escaped bracket is a letter.
+                b'\\' => drop(bytes.next()),
                 b'(' | b'[' | b'{' => depth += 1,
                 b')' | b']' | b'}' => depth = depth.saturating_sub(1),
                 _ => {}

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use firebox_runtime::GenerationConfig;
 use firebox_text::{Message, TemplateOptions, Tokenizer};
 
+use crate::answer_grammar::answer_grammar;
 use crate::app::App;
 use crate::blocking::blocking;
 use crate::catalog::SelectedModel;
@@ -46,10 +47,13 @@ impl ConversationRequest {
         let syntax = served.call_syntax();
         let needed = self.tools.grammar(syntax);
         let opened = needed.is_some();
-        if opened {
-            self.config.grammar = needed;
-        }
-        let grammar_field = if opened { "tools" } else { self.grammar_field };
+        let format = self.config.grammar.as_ref();
+        let of_tools = match needed {
+            Some(needed) => Some(needed),
+            None => answer_grammar(&self.tools, syntax, served.tokenizer()?, format, self.grammar_field)?,
+        };
+        let grammar_field = if of_tools.is_some() { "tools" } else { self.grammar_field };
+        self.config.grammar = of_tools.or(self.config.grammar);
         app.check_grammar(grammar_field, self.config.grammar.as_ref(), &served).await?;
         let opening = opened.then(|| syntax.opening(self.tools.single_required()).into_owned());
         let tools = self.options.tools.clone();

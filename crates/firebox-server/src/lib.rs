@@ -22,6 +22,7 @@
 //! the same API within another axum program.
 
 mod allowed_origins;
+mod answer_grammar;
 mod api_keys;
 mod app;
 mod blocking;

@@ -15,6 +15,8 @@ const MAX_TOOLS: usize = 128;
 pub(crate) struct Tools {
     /// In the format of the chat API.
     list: Vec<Value>,
+    /// For each tool, whether it is strict: the arguments of every call have to fit its parameters.
+    strict: Vec<bool>,
     choice: ToolChoice,
     /// True if one answer may have several calls.
     pub parallel: bool,
@@ -51,6 +53,7 @@ impl Tools {
         let tools = Self {
             choice: tool_choice(fields)?,
             parallel: fields.boolean("parallel_tool_calls")?.unwrap_or(true),
+            strict: list.iter().map(is_strict).collect(),
             list: list.iter().cloned().map(nested).collect(),
         };
         tools.check_choice(fields)?;
@@ -73,6 +76,20 @@ impl Tools {
     /// Returns the tools offered to the model, if any.
     pub fn advertised(&self) -> Option<Vec<Value>> {
         (self.choice != ToolChoice::None && !self.list.is_empty()).then(|| self.list.clone())
+    }
+
+    /// Returns the names of the tools that may be called and the schemas of their arguments, if the model decides and at least
+    /// one of them is strict. The arguments of others are any object.
+    pub fn optional(&self) -> Vec<(&str, Value)> {
+        if self.choice != ToolChoice::Auto || !self.strict.contains(&true) {
+            return Vec::new();
+        }
+        let tools = self.list.iter().zip(&self.strict).map(|(tool, strict)| {
+            let function = &tool["function"];
+            let schema = if *strict { parameters(function) } else { json!({ "type": "object" }) };
+            (function["name"].as_str().unwrap_or_default(), schema)
+        });
+        tools.collect()
     }
 
     /// Returns the tools of which one must be called; empty if none must.
@@ -186,6 +203,12 @@ fn tool_choice(fields: &JsonFields<'_>) -> Result<ToolChoice, ApiError> {
             }
         }
     }
+}
+
+/// Returns whether a tool asks that its arguments fit its parameters.
+fn is_strict(tool: &Value) -> bool {
+    let function = tool.get("function").filter(|function| function.is_object()).unwrap_or(tool);
+    function["strict"] == true
 }
 
 /// Wraps a tool in the format of the chat API, whose function is a field.

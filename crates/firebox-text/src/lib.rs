@@ -49,4 +49,4 @@ pub use message::{Content, ContentPart, FunctionCall, Message, ToolCall};
 pub use stop::StopStrings;
 pub use template::{ChatTemplate, TemplateOptions};
 pub use tokenizer::Tokenizer;
-pub use tool_calls::{AnswerPart, CallReader, CallSyntax, is_valid_tool_name};
+pub use tool_calls::{AnswerPart, CallReader, CallSyntax, CallableTool, is_valid_tool_name};

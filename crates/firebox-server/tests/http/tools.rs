@@ -255,3 +255,53 @@ fn invalid_tools_are_rejected_by_name() {
     // Optional tools are checked by the template alone.
     ask(json!({"tools": bad, "max_tokens": 2})).ok();
 }
+
+/// The bias has the model begin a call, and would have it write nothing but marks.
+#[test]
+fn a_call_of_a_strict_tool_fits_its_schema_where_the_model_chooses() {
+    let (folder, _) = pocket(TAGGED);
+    let path = folder.path().join("tokenizer.json");
+    let tokenizer = std::fs::read_to_string(&path).unwrap().replace("<|system|>", "<tool_call>");
+    std::fs::write(&path, tokenizer).unwrap();
+    let model = Model::open(folder.path(), &device("cpu").unwrap()).unwrap();
+    let mark = model.tokenizer().unwrap().token_to_id("<tool_call>").unwrap().to_string();
+    let server = Running::serve(vec![("pocket".into(), model)], |_| {});
+    for stream in [false, true] {
+        let mut body =
+            asked(json!({"logit_bias": {&mark: 100}, "parallel_tool_calls": false, "stream": stream}));
+        body["tools"][0]["function"]["strict"] = true.into();
+        body["tools"].as_array_mut().unwrap().pop();
+        let answer = server.post("/v1/chat/completions", &body);
+        let call = match stream {
+            true => joined(&answer.events()).0[0].clone(),
+            false => answer.ok()["choices"][0]["message"]["tool_calls"][0].clone(),
+        };
+        assert_eq!(call["function"]["name"], "weather", "{call}");
+        let arguments: Value = serde_json::from_str(call["function"]["arguments"].as_str().unwrap()).unwrap();
+        assert!(["Bern", "Ulm"].contains(&arguments["place"].as_str().unwrap()), "{arguments}");
+        assert!(arguments["warm"].is_boolean() && arguments.as_object().unwrap().len() == 2, "{arguments}");
+    }
+    // What cannot be held is refused.
+    let (_folder, bare) = serving(BARE);
+    let ask = |more: Value| {
+        let mut body = asked(more);
+        body["tools"][0]["function"]["strict"] = true.into();
+        bare.post("/v1/chat/completions", &body)
+    };
+    ask(json!({"grammar": "root ::= \"yes\""})).fails(400, "grammar");
+    ask(json!({"response_format": {"type": "json_object"}})).fails(400, "tools");
+    ask(json!({"response_format": {"type": "json_object"}, "tool_choice": "none", "max_tokens": 4})).ok();
+    // Text stays free.
+    let (_folder, server) = serving(TAGGED);
+    let free = server.post("/v1/chat/completions", &asked(json!({"max_tokens": 12}))).ok();
+    let mut body = asked(json!({"max_tokens": 12}));
+    body["tools"][0]["function"]["strict"] = true.into();
+    let strict = server.post("/v1/chat/completions", &body).ok();
+    assert!(!strict["choices"][0]["message"]["content"].as_str().unwrap().is_empty(), "{strict}");
+    assert_eq!(free["choices"][0]["finish_reason"], strict["choices"][0]["finish_reason"]);
+    // With a format, the answer has that format or is a call.
+    body["response_format"] = json!({"type": "json_schema", "json_schema": {"schema": {"const": {"a": 1}}}});
+    let found = server.post("/v1/chat/completions", &body).ok();
+    let message = &found["choices"][0]["message"];
+    assert!(message["content"].is_null() || message["content"].as_str().unwrap().starts_with('{'), "{found}");
+}

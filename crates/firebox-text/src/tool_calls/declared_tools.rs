@@ -6,6 +6,9 @@ use serde_json::{Map, Value};
 
 use crate::message::FunctionCall;
 
+/// The keys that an object without a mark begins with, if it is a call.
+const CALL_KEYS: [&str; 6] = ["name", "type", "id", "function", "arguments", "parameters"];
+
 /// The declared tools, as far as reading calls needs them.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Tools {
@@ -49,6 +52,9 @@ impl Tools {
 
     fn call(&self, value: &Value, strict: bool) -> Option<FunctionCall> {
         let object = value.as_object()?;
+        if strict && !object.keys().next().is_some_and(|key| CALL_KEYS.contains(&key.as_str())) {
+            return None;
+        }
         let function = object.get("function").and_then(Value::as_object).unwrap_or(object);
         let name = function.get("name").or_else(|| object.get("function"))?.as_str()?;
         if name.is_empty() || (strict && !self.has(name)) {

@@ -1,6 +1,7 @@
 //! Tool calls in a model's answer. Every family of models has a syntax of its own.
 
 mod answer_part;
+mod call_grammar;
 mod channel_reader;
 mod declared_tools;
 mod json_scanner;
@@ -16,6 +17,7 @@ mod text_tools;
 mod tool_name;
 
 pub use answer_part::AnswerPart;
+pub use call_grammar::CallableTool;
 pub(crate) use channel_reader::split_reasoning;
 pub use reader::CallReader;
 pub use syntax::CallSyntax;
