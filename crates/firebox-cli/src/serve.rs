@@ -6,7 +6,7 @@ use std::str::FromStr as _;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use clap::{Args, ValueEnum};
+use clap::{ArgAction, Args, ValueEnum};
 use firebox_engine::{EngineConfig, OnFailure};
 use firebox_runtime::residency::{Residency, ResidencyOptions, ShareOptions, SharedBudget};
 use firebox_runtime::schedule::AdmissionConfig;
@@ -51,6 +51,12 @@ pub struct ServeArgs {
     /// Let pages of this origin use the server, such as `https://app.example`; may be given several times
     #[arg(long, value_name = "ORIGIN", env = "FIREBOX_ALLOW_ORIGIN", value_delimiter = ',')]
     allow_origin: Vec<String>,
+    /// Refuse requests with fields that have no effect, instead of naming those in the header x-firebox-ignored
+    #[arg(
+        long, env = "FIREBOX_STRICT_FIELDS", action = ArgAction::Set, value_name = "BOOL", num_args = 0..=1, require_equals = true,
+        default_value = "false", default_missing_value = "true", hide_possible_values = true
+    )]
+    strict_fields: bool,
     /// Answer who asks this machine for this name, such as `models.example`; may be given several times
     #[arg(long, value_name = "HOST", env = "FIREBOX_ALLOW_HOST", value_delimiter = ',')]
     allow_host: Vec<String>,
@@ -242,6 +248,7 @@ fn config(args: &ServeArgs) -> anyhow::Result<ServerConfig> {
     Ok(ServerConfig {
         address: address(&args.host, args.port)?,
         keys,
+        strict_fields: args.strict_fields,
         allowed_origins,
         engine: EngineConfig { admission, lookup: args.lookup, on_failure, ..EngineConfig::default() },
         request_timeout: args.time_limit.map(|seconds| Duration::from_secs(seconds.into())),

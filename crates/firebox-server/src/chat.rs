@@ -21,10 +21,14 @@ use crate::response_meta::ResponseMeta;
 use crate::sampling_params::{self, ResponseOptions};
 #[cfg(test)]
 use crate::schema::{ChatCompletion, ChatRequest, StreamEvent};
+use crate::served_model::ServedModel;
 use crate::sse;
 use crate::tools::Tools;
 
-const MAX_LOGPROBS: u64 = 20;
+pub(crate) const MAX_LOGPROBS: u64 = 20;
+
+/// The variable of chat templates that says how much to reason.
+const REASONING_EFFORT: &str = "reasoning_effort";
 
 pub(crate) fn routes() -> Routes {
     Routes::new().route("/v1/chat/completions", routing::post(complete))
@@ -61,7 +65,8 @@ async fn answer_by(
 ) -> Result<Response, ApiError> {
     let messages = messages(fields)?;
     let tools = Tools::new(fields)?;
-    let options = options(fields, &tools)?;
+    let mut options = options(fields, &tools)?;
+    set_reasoning_effort(&mut options, fields, "reasoning_effort", &selected.served)?;
     let response_options = ResponseOptions::new(fields)?;
     response_options.check_count(1, app.limits.max_choices)?;
     let mut config = sampling_params::generation_config(fields, &selected.served)?;
@@ -123,6 +128,21 @@ pub(crate) fn messages(fields: &JsonFields<'_>) -> Result<Vec<Message>, ApiError
         Ok(message)
     });
     read.collect()
+}
+
+/// Reads how much the model should reason. The chat template has it as a variable; one without that variable cannot tell the model.
+pub(crate) fn set_reasoning_effort(
+    options: &mut TemplateOptions,
+    fields: &JsonFields<'_>,
+    field: &str,
+    served: &ServedModel,
+) -> Result<(), ApiError> {
+    let Some(effort) = fields.string(field)? else { return Ok(()) };
+    if !served.script.template().mentions(REASONING_EFFORT) {
+        return Err(fields.error(field, "this model's chat template has no place for it; leave it out"));
+    }
+    options.variables.entry(REASONING_EFFORT).or_insert_with(|| effort.into());
+    Ok(())
 }
 
 /// Reads the options of the chat template.

@@ -46,6 +46,8 @@ pub(crate) struct Limits {
     pub request_timeout: Option<Duration>,
     /// Choices of a model that may run and wait at once.
     pub max_choices: usize,
+    /// Refuses fields that have no effect, instead of naming them in the response.
+    pub strict_fields: bool,
 }
 
 impl Default for Limits {
@@ -57,6 +59,7 @@ impl Default for Limits {
             write_timeout: Duration::from_secs(30),
             request_timeout: None,
             max_choices: usize::MAX,
+            strict_fields: false,
         }
     }
 }

@@ -70,6 +70,7 @@ impl EmbeddedServer {
             request_timeout: config.request_timeout,
             max_choices: most_running.max(1).saturating_add(most_waiting),
             ..Limits::default()
+            strict_fields: config.strict_fields,
         };
         let app = App {
             catalog: Catalog::new(models, config.pipelines, &engine, &telemetry)?,

@@ -135,6 +135,15 @@ impl ApiError {
     }
 
     pub fn no_route(path: &str) -> Self {
+    /// Fields without an effect, on a server that refuses them.
+    pub fn ignored_fields(names: &str) -> Self {
+        let first = names.split(", ").next().unwrap_or_default();
+        Self::field(
+            first,
+            format!("this server refuses fields that it would ignore: {names}; leave them out"),
+        )
+    }
+
         Self::new(StatusCode::NOT_FOUND, "invalid_request_error", format!("there is nothing at {path}"))
     }
 

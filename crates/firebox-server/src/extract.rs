@@ -2,7 +2,7 @@
 
 use std::future::poll_fn;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use axum::body::{Body, HttpBody as _};
 use axum::extract::{FromRequest, FromRequestParts, Path, Request};
@@ -14,10 +14,15 @@ use tokio::time::timeout;
 use crate::app::App;
 use crate::error::ApiError;
 use crate::json_limits::check_memory;
+use crate::request_fields::Endpoint;
 
 /// The JSON body of a request.
 #[derive(Debug)]
 pub(crate) struct JsonBody(pub Value);
+
+/// The names of a body's fields that have no effect, which the response tells. Middleware puts it into the request.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct IgnoredFields(pub Arc<OnceLock<String>>);
 
 /// The scope of the request's key. Prefix caches and sessions of different scopes are separate.
 #[derive(Debug, Clone)]
@@ -41,12 +46,24 @@ impl FromRequest<Arc<App>> for JsonBody {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, ApiError> {
+        let endpoint = Endpoint::at(request.uri().path());
+        let ignored = request.extensions().get::<IgnoredFields>().cloned();
         let bytes = timeout(app.limits.body_timeout, read(request.into_body(), app.limits.body)).await;
         let bytes =
             bytes.unwrap_or_else(|_| Err(ApiError::request_timeout("the body did not come in time")))?;
         check_memory(&bytes, app.limits.body)?;
-        let value = serde_json::from_slice(&bytes);
-        value.map(Self).map_err(|error| ApiError::invalid(format!("the body is not JSON: {error}")))
+        let value = serde_json::from_slice(&bytes)
+            .map_err(|error| ApiError::invalid(format!("the body is not JSON: {error}")))?;
+        if let (Some(ignored), Some(names)) =
+            (ignored, endpoint.and_then(|endpoint| endpoint.ignored(&value)))
+        {
+            if app.limits.strict_fields {
+                return Err(ApiError::ignored_fields(&names));
+            }
+            // The cell is that of this request, so it is empty.
+            let _ = ignored.0.set(names);
+        }
+        Ok(Self(value))
     }
 }
 

@@ -55,6 +55,7 @@ mod models;
 mod openapi;
 mod pipeline;
 mod response_meta;
+mod request_fields;
 mod responses;
 mod router;
 mod sampling_params;

@@ -10,7 +10,7 @@ use axum::response::{IntoResponse as _, Response};
 use crate::allowed_origins::AllowedOrigins;
 use crate::app::App;
 use crate::error::ApiError;
-use crate::extract::Caller;
+use crate::extract::{Caller, IgnoredFields};
 
 /// Rejects requests without a valid key.
 pub(crate) async fn authenticate(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
@@ -29,6 +29,20 @@ const PREFLIGHT_MAX_AGE: &str = "600";
 /// Rejects requests from pages of other sites, which browsers would send to this machine. Accepts the server's
 /// own origin and the allowed ones, and rejects host names that a DNS rebinding attack could point to this
 /// machine.
+/// The header that names the fields of a request that had no effect.
+const IGNORED: HeaderName = HeaderName::from_static("x-firebox-ignored");
+
+/// Names the fields of a request that had no effect.
+pub(crate) async fn name_ignored_fields(mut request: Request, next: Next) -> Response {
+    let ignored = IgnoredFields::default();
+    request.extensions_mut().insert(ignored.clone());
+    let mut response = next.run(request).await;
+    if let Some(Ok(names)) = ignored.0.get().map(|names| HeaderValue::from_str(names)) {
+        response.headers_mut().insert(IGNORED, names);
+    }
+    response
+}
+
 pub(crate) async fn check_origin(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     let path = request.uri().path().to_owned();
     let authority = request.uri().authority().map(|authority| authority.as_str());
@@ -49,7 +63,10 @@ pub(crate) async fn check_origin(State(app): State<Arc<App>>, request: Request, 
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     if let Some(origin) = allowed {
         headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
-        headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static("retry-after"));
+        headers.insert(
+            header::ACCESS_CONTROL_EXPOSE_HEADERS,
+            HeaderValue::from_static("retry-after, x-firebox-ignored"),
+        );
         headers.append(header::VARY, HeaderValue::from_static("origin"));
     }
     response

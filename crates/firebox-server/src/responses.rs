@@ -98,10 +98,14 @@ async fn answer_by(
 ) -> Result<Response, ApiError> {
     let messages = input::messages(fields)?;
     let tools = Tools::new(fields)?;
-    let options = chat::options(fields, &tools)?;
+    let mut options = chat::options(fields, &tools)?;
+    if let Some(reasoning) = fields.object("reasoning")? {
+        chat::set_reasoning_effort(&mut options, &reasoning, "effort", &selected.served)?;
+    }
     let mut config = sampling_params::generation_config(fields, &selected.served)?;
     config.max_tokens = sampling_params::max_tokens(fields, "max_output_tokens")?;
     config.grammar = format(fields)?;
+    config.logprobs = logprobs(fields)?;
     let stream = fields.boolean("stream")?.unwrap_or(false);
     let lookup = sampling_params::lookup(fields)?;
     let response_base =
@@ -125,9 +129,44 @@ fn format(fields: &JsonFields<'_>) -> Result<Option<Grammar>, ApiError> {
     sampling_params::grammar_of_format(&format, &format)
 }
 
+/// What a response may include. There is nothing to include for all but the first: the server runs no tools, and reads no
+/// reasoning again.
+const INCLUDABLE: [&str; 8] = [
+    LOGPROBS,
+    "reasoning.encrypted_content",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+];
+
+/// The value of `include` that asks for log-probabilities.
+const LOGPROBS: &str = "message.output_text.logprobs";
+
+/// Reads how many likely tokens to report beside each, if log-probabilities are included.
+fn logprobs(fields: &JsonFields<'_>) -> Result<Option<usize>, ApiError> {
+    let mut included = false;
+    for (index, value) in fields.list("include")?.unwrap_or_default().iter().enumerate() {
+        let known = INCLUDABLE.into_iter().find(|known| value == known);
+        let Some(known) = known else {
+            let message = format!("{value} is none of {}", INCLUDABLE.join(", "));
+            return Err(fields.error(&format!("include[{index}]"), message));
+        };
+        included |= known == LOGPROBS;
+    }
+    let most = fields.integer("top_logprobs", 0, chat::MAX_LOGPROBS)?;
+    if most.is_some_and(|most| most > 0) && !included {
+        return Err(fields.error("top_logprobs", format!("needs `include: [\"{LOGPROBS}\"]`")));
+    }
+    Ok(included.then_some(most.unwrap_or(0) as usize))
+}
+
 /// Builds the response without its output: mostly the request's settings.
 fn response_base(fields: &JsonFields<'_>, model: &str, temperature: f32, top_p: f32) -> Value {
     let or = |field: &str, unless: Value| fields.get(field).cloned().unwrap_or(unless);
+    let reasoning = or("reasoning", Value::Null);
     json!({
         "id": format!("resp_{}", crate::ids::random_id()),
         "object": "response",
@@ -143,13 +182,14 @@ fn response_base(fields: &JsonFields<'_>, model: &str, temperature: f32, top_p: 
         "output": [],
         "parallel_tool_calls": or("parallel_tool_calls", true.into()),
         "previous_response_id": null,
-        "reasoning": { "effort": null, "summary": null },
+        "reasoning": { "effort": reasoning.get("effort"), "summary": null },
         "service_tier": "default",
         "store": false,
         "temperature": temperature,
         "text": or("text", json!({ "format": { "type": "text" } })),
         "tool_choice": or("tool_choice", "auto".into()),
         "tools": or("tools", json!([])),
+        "top_logprobs": or("top_logprobs", 0.into()),
         "top_p": top_p,
         "truncation": "disabled",
         "usage": null,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::http::Uri;
-use axum::middleware::from_fn_with_state;
+use axum::middleware::{from_fn, from_fn_with_state};
 
 use crate::app::{App, Routes};
 use crate::error::ApiError;
@@ -25,6 +25,7 @@ fn inference_routes() -> Routes {
         .merge(responses::routes())
         .merge(completions::routes())
         .merge(embeddings::routes())
+        .route_layer(from_fn(middleware::name_ignored_fields))
         .merge(sessions::routes())
 }
 

@@ -113,6 +113,12 @@ pub(crate) struct Sampling {
     stop: Option<Texts>,
     /// Continues after the model's end token.
     ignore_eos: Option<bool>,
+    speculation: Option<SpeculationOptions>,
+}
+
+/// The output format, and the number of answers.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct OutputOptions {
     response_format: Option<ResponseFormat>,
     /// A JSON schema, as in llama.cpp.
     #[schema(value_type = Option<Object>)]
@@ -125,7 +131,6 @@ pub(crate) struct Sampling {
     /// Streams the answer as events.
     stream: Option<bool>,
     stream_options: Option<StreamOptions>,
-    speculation: Option<SpeculationOptions>,
 }
 
 #[derive(Serialize, ToSchema)]
@@ -183,8 +188,12 @@ pub(crate) struct ChatRequest {
     #[schema(value_type = Option<Object>)]
     chat_template_kwargs: Option<Value>,
     add_generation_prompt: Option<bool>,
+    /// How much to reason, as the chat template has it; refused if it has no place for that.
+    reasoning_effort: Option<String>,
     #[serde(flatten)]
     sampling: Sampling,
+    #[serde(flatten)]
+    output: OutputOptions,
 }
 
 /// A message of a conversation.
@@ -230,6 +239,7 @@ pub(crate) struct ToolFunction {
     /// A JSON schema.
     #[schema(value_type = Option<Object>)]
     parameters: Option<Value>,
+    /// The arguments of every call fit the parameters.
     strict: Option<bool>,
 }
 
@@ -360,8 +370,13 @@ pub(crate) struct CompletionRequest {
     max_tokens: Option<i64>,
     #[schema(minimum = 0, maximum = 20)]
     logprobs: Option<u64>,
+    /// Another name of `max_tokens`.
+    #[schema(minimum = -1, maximum = 4294967295i64)]
+    max_completion_tokens: Option<i64>,
     #[serde(flatten)]
     sampling: Sampling,
+    #[serde(flatten)]
+    output: OutputOptions,
 }
 
 /// Continuations of texts.

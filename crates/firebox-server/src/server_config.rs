@@ -39,6 +39,8 @@ pub struct ServerConfig {
     /// How long running requests may take after the server is stopped.
     pub shutdown_grace: Duration,
 }
+    /// Refuses requests with fields that have no effect. Otherwise the header `x-firebox-ignored` of the response names them.
+    pub strict_fields: bool,
 
 impl Default for ServerConfig {
     fn default() -> Self {
@@ -58,3 +60,4 @@ impl Default for ServerConfig {
         }
     }
 }
+            strict_fields: false,

@@ -12,6 +12,8 @@ mod clients;
 mod document;
 #[path = "http/hostile.rs"]
 mod hostile;
+#[path = "http/fields.rs"]
+mod fields;
 #[path = "http/load.rs"]
 mod load;
 #[path = "http/model_specs.rs"]

@@ -173,6 +173,11 @@ impl ChatTemplate {
         &self.source
     }
 
+    /// Returns whether the template mentions a variable.
+    pub fn mentions(&self, variable: &str) -> bool {
+        self.source.contains(variable)
+    }
+
     /// The syntax in which a model of this template writes tool calls.
     pub fn call_syntax(&self) -> CallSyntax {
         match self.tools {

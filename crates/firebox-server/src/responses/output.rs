@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 use crate::choices::{Choices, Usage};
 use crate::conversation_request::ConversationResponse;
 use crate::error::ApiError;
+use crate::logprobs::chat_logprob;
 use crate::tool_call_parser::{OutputPart, ToolCall, ToolCallParser};
 
 /// The output items of a response: messages and function calls.
@@ -25,14 +26,22 @@ pub(super) struct Output {
     parser: ToolCallParser,
     tokenizer: Arc<Tokenizer>,
     items: Vec<Value>,
-    /// Id and text of the open message.
-    open_message: Option<(String, String)>,
+    open_message: Option<OpenMessage>,
+    /// Log-probabilities of tokens whose text has not been added.
+    pending_logprobs: Vec<Value>,
     /// Id of the open call's item.
     call_id: String,
     /// Events to be sent; absent unless the response is streamed.
     pending: Option<VecDeque<Vec<u8>>>,
     events: u64,
     is_over: bool,
+}
+
+/// A message whose text may go on.
+struct OpenMessage {
+    id: String,
+    text: String,
+    logprobs: Vec<Value>,
 }
 
 impl Output {
@@ -44,6 +53,7 @@ impl Output {
             tokenizer: response.tokenizer,
             items: Vec::new(),
             open_message: None,
+            pending_logprobs: Vec::new(),
             call_id: String::new(),
             pending: None,
             events: 0,
@@ -90,6 +100,9 @@ impl Output {
     fn handle(&mut self, index: usize, event: Event) {
         match event {
             Event::Piece(piece) => {
+                if let (Some(token), Some(found)) = (piece.token, &piece.logprobs) {
+                    self.pending_logprobs.push(chat_logprob(&self.tokenizer, token, found));
+                }
                 for part in self.parser.push(&piece, Some(&self.tokenizer)) {
                     self.add_part(part, "completed");
                 }
@@ -150,28 +163,32 @@ impl Output {
             let id = format!("msg_{}", crate::ids::random_id());
             let item = message(&id, "in_progress", json!([]));
             self.emit("response.output_item.added", json!({ "output_index": at, "item": item }));
-            let part =
-                json!({ "item_id": id, "output_index": at, "content_index": 0, "part": output_text("") });
+            let part = json!({ "item_id": id, "output_index": at, "content_index": 0, "part": output_text("", Vec::new()) });
             self.emit("response.content_part.added", part);
-            self.open_message = Some((id, String::new()));
+            self.open_message = Some(OpenMessage { id, text: String::new(), logprobs: Vec::new() });
         }
-        let Some((id, text_so_far)) = &mut self.open_message else { return };
-        text_so_far.push_str(text);
+        let Some(message) = &mut self.open_message else { return };
+        message.text.push_str(text);
+        let logprobs = std::mem::take(&mut self.pending_logprobs);
         let delta = json!({
-            "item_id": *id, "output_index": at, "content_index": 0, "delta": text, "logprobs": [],
+            "item_id": message.id, "output_index": at, "content_index": 0, "delta": text, "logprobs": logprobs,
         });
+        message.logprobs.extend(logprobs);
         self.emit("response.output_text.delta", delta);
     }
 
     /// Ends the open message, if any.
     fn close_message(&mut self, status: &str) {
-        let Some((id, text)) = self.open_message.take() else { return };
+        let rest = std::mem::take(&mut self.pending_logprobs);
+        let Some(OpenMessage { id, text, mut logprobs }) = self.open_message.take() else { return };
+        // The last tokens may have no text.
+        logprobs.extend(rest);
         let at = self.items.len();
         let done = json!({
-            "item_id": id, "output_index": at, "content_index": 0, "text": text, "logprobs": [],
+            "item_id": id, "output_index": at, "content_index": 0, "text": text, "logprobs": logprobs,
         });
         self.emit("response.output_text.done", done);
-        let part = output_text(&text);
+        let part = output_text(&text, logprobs);
         let done = json!({ "item_id": id, "output_index": at, "content_index": 0, "part": part });
         self.emit("response.content_part.done", done);
         let item = message(&id, status, json!([part]));
@@ -189,6 +206,8 @@ impl Output {
 
     /// Ends the open call.
     fn end_call(&mut self, call: &ToolCall, status: &str) {
+        // The tokens of a call belong to no text.
+        self.pending_logprobs.clear();
         let at = self.items.len();
         let done = json!({
             "item_id": self.call_id, "output_index": at, "name": call.name, "arguments": call.arguments,
@@ -231,8 +250,8 @@ fn function_call(id: &str, call: &ToolCall, status: &str) -> Value {
     })
 }
 
-fn output_text(text: &str) -> Value {
-    json!({ "type": "output_text", "text": text, "annotations": [], "logprobs": [] })
+fn output_text(text: &str, logprobs: Vec<Value>) -> Value {
+    json!({ "type": "output_text", "text": text, "annotations": [], "logprobs": logprobs })
 }
 
 fn usage(usage: Usage) -> Value {

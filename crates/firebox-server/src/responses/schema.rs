@@ -6,6 +6,8 @@ use serde::Serialize;
 use serde_json::Value;
 use utoipa::ToSchema;
 
+use crate::schema::Sampling;
+
 /// A conversation to continue.
 #[derive(Serialize, ToSchema)]
 pub(super) struct ResponseRequest {
@@ -17,10 +19,6 @@ pub(super) struct ResponseRequest {
     /// -1 for as many as fit.
     #[schema(minimum = -1, maximum = 4294967295i64)]
     max_output_tokens: Option<i64>,
-    #[schema(minimum = 0, maximum = 100)]
-    temperature: Option<f32>,
-    #[schema(minimum = 0, maximum = 1)]
-    top_p: Option<f32>,
     tools: Option<Vec<ResponseTool>>,
     /// `auto`, `none`, `required`, or an object with the `name` of a function.
     #[schema(value_type = Option<Object>)]
@@ -32,6 +30,24 @@ pub(super) struct ResponseRequest {
     metadata: Option<Value>,
     /// Streams the answer as events.
     stream: Option<bool>,
+    /// `message.output_text.logprobs` adds log-probabilities.
+    include: Option<Vec<String>>,
+    #[schema(minimum = 0, maximum = 20)]
+    top_logprobs: Option<u64>,
+    reasoning: Option<ResponseReasoning>,
+    /// Additional variables of the chat template.
+    #[schema(value_type = Option<Object>)]
+    chat_template_kwargs: Option<Value>,
+    add_generation_prompt: Option<bool>,
+    #[serde(flatten)]
+    sampling: Sampling,
+}
+
+/// How the model reasons.
+#[derive(Serialize, ToSchema)]
+pub(super) struct ResponseReasoning {
+    /// How much to reason, as the chat template has it; refused if it has no place for that.
+    effort: Option<String>,
 }
 
 /// A user message, or the items of a conversation.
@@ -99,6 +115,7 @@ pub(super) struct ResponseTool {
     /// A JSON schema.
     #[schema(value_type = Option<Object>)]
     parameters: Option<Value>,
+    /// The arguments of every call fit the parameters.
     strict: Option<bool>,
 }
 

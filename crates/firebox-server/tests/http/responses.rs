@@ -127,3 +127,45 @@ fn a_response_matches_its_schema_and_unsupported_fields_are_rejected() {
     ask(json!({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}))
         .fails(400, "messages");
 }
+
+#[test]
+fn a_response_includes_log_probabilities_where_they_are_asked_for() {
+    let server = Running::start(|_| {});
+    let mut chat =
+        json!({"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8, "temperature": 0});
+    chat["logprobs"] = true.into();
+    chat["top_logprobs"] = 3.into();
+    let chat = server.post("/v1/chat/completions", &chat).ok();
+    let expected = &chat["choices"][0]["logprobs"]["content"];
+    assert!(!expected.as_array().unwrap().is_empty());
+    let mut body = json!({
+        "input": "Hello", "max_output_tokens": 8, "temperature": 0, "top_logprobs": 3,
+        "include": ["message.output_text.logprobs", "reasoning.encrypted_content"],
+    });
+    let found = server.post("/v1/responses", &body).ok();
+    assert_eq!(&found["output"][0]["content"][0]["logprobs"], expected);
+    assert_eq!(found["top_logprobs"], 3);
+
+    body["stream"] = true.into();
+    let events = events(&server.post("/v1/responses", &body).text(200));
+    let of = |kind: &str| events.iter().filter(|event| event["type"] == kind).collect::<Vec<_>>();
+    let told: Vec<&Value> = of("response.output_text.delta")
+        .into_iter()
+        .flat_map(|event| event["logprobs"].as_array().unwrap())
+        .collect();
+    assert!(!told.is_empty() && told.len() <= expected.as_array().unwrap().len());
+    assert!(told.iter().zip(expected.as_array().unwrap()).all(|(told, expected)| *told == expected));
+    assert_eq!(&of("response.output_text.done")[0]["logprobs"], expected);
+    let last = events.last().unwrap();
+    assert_eq!(&last["response"]["output"][0]["content"][0]["logprobs"], expected);
+
+    let ask = |more: Value| {
+        let mut body = json!({"input": "Hello", "max_output_tokens": 2});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        server.post("/v1/responses", &body)
+    };
+    assert_eq!(ask(json!({})).ok()["output"][0]["content"][0]["logprobs"], json!([]));
+    ask(json!({"top_logprobs": 2})).fails(400, "top_logprobs");
+    ask(json!({"include": "message.output_text.logprobs"})).fails(400, "include");
+    ask(json!({"include": ["everything"]})).fails(400, "include[0]");
+}
