@@ -62,7 +62,7 @@ impl Style {
 }
 
 /// Results go to stdout, remarks to stderr.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Console {
     quiet: bool,
     verbose: bool,

@@ -26,6 +26,7 @@ mod completions;
 mod compute;
 mod configuration;
 mod console;
+mod credentials;
 mod devices;
 mod doctor;
 mod embed;

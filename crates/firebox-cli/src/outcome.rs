@@ -111,7 +111,7 @@ fn specific_code(cause: &(dyn std::error::Error + 'static)) -> Option<u8> {
 
 fn of_server(error: &ServerError) -> Option<u8> {
     match error {
-        ServerError::Key => Some(USAGE),
+        ServerError::Key | ServerError::Exposed { .. } => Some(USAGE),
         ServerError::EngineEnded { .. } => Some(INTERNAL),
         ServerError::Engine(EngineError::Runtime(error)) => of_runtime(error),
         _ => None,

@@ -12,13 +12,14 @@ use firebox_runtime::residency::{Residency, ResidencyOptions, ShareOptions, Shar
 use firebox_runtime::schedule::AdmissionConfig;
 use firebox_runtime::{Cores, Device, Model, RuntimeError, parse_bytes};
 use firebox_server::{
-    AllowedOrigins, ApiKeys, ModelSpec, PipelineSpec, Server, ServerConfig, SessionsConfig,
+    AllowedOrigins, ApiKey, Credentials, ModelSpec, PipelineSpec, Server, ServerConfig, SessionsConfig,
 };
 use firebox_store::{Checkpoint, Heads, SourceKind};
 
 use crate::compute::{CacheType, DeviceArgs};
 use crate::configuration::{Configuration, ModelEntry};
 use crate::console::Console;
+use crate::credentials::CredentialArgs;
 use crate::fitting::{FittingArgs, say_fit};
 use crate::head_pool::HeadPoolArgs;
 use crate::hub;
@@ -36,30 +37,26 @@ pub struct ServeArgs {
     /// What a model is called; once for every model, in their order [default: the name of its folder or file]
     #[arg(long, value_name = "NAME")]
     name: Vec<String>,
-    /// Where to listen; 0.0.0.0 lets other machines in
+    /// Where to listen; 0.0.0.0 lets other machines in, which needs a key or --insecure
     #[arg(long, value_name = "HOST", env = "FIREBOX_HOST", default_value = "127.0.0.1")]
     host: String,
     /// The port; 0 is any that is free
     #[arg(long, value_name = "PORT", env = "FIREBOX_PORT", default_value_t = 8080)]
     port: u16,
-    /// Let only those in who send this key; may be given several times
-    #[arg(long, value_name = "KEY", env = "FIREBOX_API_KEY", hide_env_values = true)]
-    api_key: Vec<String>,
-    /// The same for the keys in a file, one a line
-    #[arg(long, value_name = "FILE", env = "FIREBOX_API_KEY_FILE")]
-    api_key_file: Option<PathBuf>,
+    #[command(flatten)]
+    credentials: CredentialArgs,
     /// Let pages of this origin use the server, such as `https://app.example`; may be given several times
     #[arg(long, value_name = "ORIGIN", env = "FIREBOX_ALLOW_ORIGIN", value_delimiter = ',')]
     allow_origin: Vec<String>,
+    /// Answer who asks this machine for this name, such as `models.example`; may be given several times
+    #[arg(long, value_name = "HOST", env = "FIREBOX_ALLOW_HOST", value_delimiter = ',')]
+    allow_host: Vec<String>,
     /// Refuse requests with fields that have no effect, instead of naming those in the header x-firebox-ignored
     #[arg(
         long, env = "FIREBOX_STRICT_FIELDS", action = ArgAction::Set, value_name = "BOOL", num_args = 0..=1, require_equals = true,
         default_value = "false", default_missing_value = "true", hide_possible_values = true
     )]
     strict_fields: bool,
-    /// Answer who asks this machine for this name, such as `models.example`; may be given several times
-    #[arg(long, value_name = "HOST", env = "FIREBOX_ALLOW_HOST", value_delimiter = ',')]
-    allow_host: Vec<String>,
     /// Where clients may save their sessions; without one they cannot
     #[arg(long, value_name = "FOLDER", env = "FIREBOX_SESSIONS")]
     sessions: Option<PathBuf>,
@@ -118,19 +115,19 @@ pub fn serve(args: &ServeArgs, configuration: &Configuration, console: &Console)
     say_what_changes_nothing(&entries, sharing.as_ref(), configuration, console);
     let memory = sharing.as_ref().map(|sharing| sharing.budget().clone());
     let pipelines = pipelines(args, &entries, configuration, console);
-    let config = ServerConfig { memory, pipelines, ..config(args)? };
+    let credential_source = Some(args.credentials.source(configuration, console));
+    let config = ServerConfig { memory, pipelines, credential_source, ..config(args, configuration.keys())? };
+    config.check_exposure()?;
     if config.keys.is_open() && !config.address.ip().is_loopback() {
-        console
-            .note("note: everybody who reaches this machine may use the server; --api-key lets only some in");
+        console.note(
+            "note: every machine that reaches this one may use the server; --api-key lets only some in",
+        );
     }
-    if config.allowed_origins.has_hosts() && !config.address.ip().is_loopback() {
-        console
-            .note("note: --allow-host changes nothing; who lets other machines in is asked for by any name");
-    }
+    let scheme = if args.credentials.encrypts() { "https" } else { "http" };
     let server = Server::with_models(config, offers(args, &entries, sharing.as_ref(), console)?)?;
     panic_log::install();
-    console.note(format!("serves {} at http://{}/v1", server.names().join(", "), server.address()));
-    console.note(format!("the console is at http://{}/", server.address()));
+    console.note(format!("serves {} at {scheme}://{}/v1", server.names().join(", "), server.address()));
+    console.note(format!("the console is at {scheme}://{}/", server.address()));
     server.run_until_signal()?;
     Ok(Outcome::Done)
 }
@@ -220,11 +217,8 @@ fn parts_of(list: &[String]) -> impl Iterator<Item = String> {
     list.iter().map(|part| part.trim().to_owned()).filter(|part| !part.is_empty())
 }
 
-fn config(args: &ServeArgs) -> anyhow::Result<ServerConfig> {
-    let mut keys = ApiKeys::new(args.api_key.iter().cloned())?;
-    if let Some(path) = &args.api_key_file {
-        keys = keys.merge(ApiKeys::read(path)?)?;
-    }
+fn config(args: &ServeArgs, listed: &[ApiKey]) -> anyhow::Result<ServerConfig> {
+    let Credentials { keys, certificate } = args.credentials.read(listed)?;
     let mut admission = AdmissionConfig::default();
     if let Some(parallel) = args.parallel {
         admission.most_running = parallel.into();
@@ -248,11 +242,13 @@ fn config(args: &ServeArgs) -> anyhow::Result<ServerConfig> {
     Ok(ServerConfig {
         address: address(&args.host, args.port)?,
         keys,
-        strict_fields: args.strict_fields,
+        certificate,
+        insecure: args.credentials.insecure,
         allowed_origins,
         engine: EngineConfig { admission, lookup: args.lookup, on_failure, ..EngineConfig::default() },
         request_timeout: args.time_limit.map(|seconds| Duration::from_secs(seconds.into())),
         sessions,
+        strict_fields: args.strict_fields,
         ..ServerConfig::default()
     })
 }
@@ -431,7 +427,7 @@ mod tests {
             args: ServeArgs,
         }
         let line = std::iter::once("serve").chain(options.iter().copied());
-        config(&<Line as clap::Parser>::try_parse_from(line)?.args)
+        config(&<Line as clap::Parser>::try_parse_from(line)?.args, &[])
     }
 
     #[test]

@@ -9,10 +9,10 @@ use firebox_runtime::{Constraint, Grammar, RuntimeError};
 use tokio::sync::Semaphore;
 
 use crate::allowed_origins::AllowedOrigins;
-use crate::api_keys::ApiKeys;
 use crate::blocking::with_permit;
 use crate::catalog::Catalog;
 use crate::connection::Limits;
+use crate::credentials::CredentialStore;
 use crate::engine_watchers::EngineWatchers;
 use crate::error::ApiError;
 use crate::served_model::ServedModel;
@@ -25,7 +25,7 @@ pub(crate) struct App {
     pub catalog: Catalog,
     pub engine: Engine,
     pub telemetry: Telemetry,
-    pub keys: ApiKeys,
+    pub credentials: CredentialStore,
     pub limits: Limits,
     /// Grammars are compiled outside the engine, one at a time, so that a costly one delays only other
     /// grammars.
@@ -44,6 +44,12 @@ pub(crate) struct App {
 }
 
 impl App {
+    /// Returns true if requests are checked for host names that an attack by DNS rebinding would have: on a loopback address, on a
+    /// server without keys, and where host names are listed.
+    pub fn checks_hosts(&self) -> bool {
+        self.is_local || self.allowed_origins.has_hosts() || self.credentials.current().keys.is_open()
+    }
+
     /// Rejects an invalid grammar before it reaches the engine's thread, which serves all requests. `field` is
     /// the request field that asked for it.
     pub async fn check_grammar(

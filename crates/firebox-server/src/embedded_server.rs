@@ -12,6 +12,7 @@ use tokio::sync::Semaphore;
 use crate::app::App;
 use crate::catalog::Catalog;
 use crate::connection::Limits;
+use crate::credentials::{CredentialStore, Credentials};
 use crate::engine_watchers::EngineWatchers;
 use crate::error::ServerError;
 use crate::model_spec::ModelSpec;
@@ -46,8 +47,9 @@ impl EmbeddedServer {
     ///
     /// The other program accepts the connections, so [`max_clients`](ServerConfig::max_clients),
     /// [`client_timeout`](ServerConfig::client_timeout) and [`shutdown_grace`](ServerConfig::shutdown_grace)
-    /// have no effect. [`address`](ServerConfig::address) only tells whether the program listens on a loopback
-    /// address: if it does, requests to other host names are rejected unless
+    /// have no effect, and neither have [`certificate`](ServerConfig::certificate) and
+    /// [`credential_source`](ServerConfig::credential_source). [`address`](ServerConfig::address) only tells whether the program
+    /// listens on a loopback address: if it does, or if no key is needed, requests to other host names are rejected unless
     /// [`allowed_origins`](ServerConfig::allowed_origins) allows them.
     pub fn new(config: ServerConfig, models: Vec<(String, Model)>) -> Result<Self, ServerError> {
         Self::with_models(
@@ -68,15 +70,18 @@ impl EmbeddedServer {
             head_timeout: config.client_timeout,
             write_timeout: config.client_timeout,
             request_timeout: config.request_timeout,
+            strict_fields: config.strict_fields,
             max_choices: most_running.max(1).saturating_add(most_waiting),
             ..Limits::default()
-            strict_fields: config.strict_fields,
         };
         let app = App {
             catalog: Catalog::new(models, config.pipelines, &engine, &telemetry)?,
             engine,
             telemetry,
-            keys: config.keys,
+            credentials: CredentialStore::new(Credentials {
+                keys: config.keys,
+                certificate: config.certificate,
+            }),
             limits,
             grammar_permits: Arc::new(Semaphore::new(1)),
             embedding_permits: Arc::new(Semaphore::new(1)),
@@ -107,6 +112,11 @@ impl EmbeddedServer {
     /// Returns the handle that ends endless streams and makes `/ready` refuse.
     pub fn stop(&self) -> StopHandle {
         self.app.stop.clone()
+    }
+
+    /// Returns the credentials, for a program that changes them.
+    pub fn credentials(&self) -> CredentialStore {
+        self.app.credentials.clone()
     }
 
     /// Returns the engine, for a program that uses it as well or reports temperatures to it. It runs as long as
@@ -196,9 +206,14 @@ mod tests {
     }
 
     #[test]
-    fn a_loopback_address_limits_host_names() {
-        for (address, expected) in [("127.0.0.1:80", StatusCode::FORBIDDEN), ("0.0.0.0:80", StatusCode::OK)] {
-            let config = ServerConfig { address: address.parse().unwrap(), ..ServerConfig::default() };
+    fn a_loopback_address_and_a_lack_of_keys_limit_host_names() {
+        for (address, key, expected) in [
+            ("127.0.0.1:80", Some("secret"), StatusCode::FORBIDDEN),
+            ("0.0.0.0:80", Some("secret"), StatusCode::OK),
+            ("0.0.0.0:80", None, StatusCode::FORBIDDEN),
+        ] {
+            let keys = ApiKeys::new(key.map(str::to_owned)).unwrap();
+            let config = ServerConfig { address: address.parse().unwrap(), keys, ..ServerConfig::default() };
             let program = Router::new().route("/hello", get(|| async {})).merge(embedded(config).router());
             assert_eq!(fetch(&program, "/health", "example.org", None).0, expected, "{address}");
             // The checks apply to the server's own routes alone.

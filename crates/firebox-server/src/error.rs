@@ -41,12 +41,29 @@ pub enum ServerError {
     #[error("an API key is empty or not printable ASCII; use letters, digits and punctuation")]
     Key,
     /// A key file is unusable.
-    #[error("{}: {reason}; write one key a line", path.display())]
+    #[error("{}: {reason}; write one key a line, and `admin` behind one that may load heads", path.display())]
     KeyFile {
         /// The file.
         path: PathBuf,
         /// What is wrong with it.
         reason: String,
+    },
+    /// The certificate or its key is unusable.
+    #[error("{}: {reason}; TLS needs a chain of certificates and a private key, both as PEM", path.display())]
+    Tls {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// Everyone in the network could use the server.
+    #[error(
+        "{address} can be reached by other machines, and no key is needed: give one with --api-key or --api-key-file, listen at \
+         127.0.0.1, or let all of them in with --insecure"
+    )]
+    Exposed {
+        /// The address.
+        address: SocketAddr,
     },
     /// An allowed origin is malformed.
     #[error(
@@ -118,6 +135,15 @@ impl ApiError {
         Self { param: Some(param), ..Self::invalid(message) }
     }
 
+    /// Fields without an effect, on a server that refuses them.
+    pub fn ignored_fields(names: &str) -> Self {
+        let first = names.split(", ").next().unwrap_or_default();
+        Self::field(
+            first,
+            format!("this server refuses fields that it would ignore: {names}; leave them out"),
+        )
+    }
+
     pub fn invalid_key() -> Self {
         let message = "the API key is missing or wrong; send it as `Authorization: Bearer KEY`";
         let status = StatusCode::UNAUTHORIZED;
@@ -135,15 +161,6 @@ impl ApiError {
     }
 
     pub fn no_route(path: &str) -> Self {
-    /// Fields without an effect, on a server that refuses them.
-    pub fn ignored_fields(names: &str) -> Self {
-        let first = names.split(", ").next().unwrap_or_default();
-        Self::field(
-            first,
-            format!("this server refuses fields that it would ignore: {names}; leave them out"),
-        )
-    }
-
         Self::new(StatusCode::NOT_FOUND, "invalid_request_error", format!("there is nothing at {path}"))
     }
 

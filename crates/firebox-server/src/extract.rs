@@ -83,6 +83,23 @@ async fn read(mut body: Body, most: usize) -> Result<Vec<u8>, ApiError> {
     Ok(bytes)
 }
 
+/// The right to change what all keys share.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Admin;
+
+impl FromRequestParts<Arc<App>> for Admin {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, _: &Arc<App>) -> Result<Self, ApiError> {
+        parts.extensions.get().copied().ok_or_else(|| {
+            ApiError::forbidden(
+                "this changes what all keys share and needs an admin key; start the server with --admin-key, or with `admin` \
+                 behind a key of its file",
+            )
+        })
+    }
+}
+
 impl FromRequestParts<Arc<App>> for Caller {
     type Rejection = ApiError;
 

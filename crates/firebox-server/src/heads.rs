@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::app::{App, Routes};
 use crate::blocking::blocking;
 use crate::error::ApiError;
-use crate::extract::JsonBody;
+use crate::extract::{Admin, JsonBody};
 use crate::json_fields::JsonFields;
 use crate::served_model::ServedModel;
 #[cfg(test)]
@@ -34,7 +34,7 @@ pub(crate) async fn list(State(app): State<Arc<App>>) -> Result<Json<Value>, Api
     Ok(Json(json!({ "object": "list", "data": heads.await? })))
 }
 
-/// Loads a head into memory before it is needed, or evicts it.
+/// Loads a head into memory before it is needed, or evicts it, for all keys. Needs an admin key.
 #[cfg_attr(test, utoipa::path(
     post,
     path = "/v1/heads",
@@ -44,6 +44,7 @@ pub(crate) async fn list(State(app): State<Arc<App>>) -> Result<Json<Value>, Api
 ))]
 pub(crate) async fn load(
     State(app): State<Arc<App>>,
+    _: Admin,
     JsonBody(body): JsonBody,
 ) -> Result<Json<Value>, ApiError> {
     let fields = JsonFields::new(&body)?;

@@ -8,27 +8,27 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 
 use crate::allowed_origins::AllowedOrigins;
+use crate::api_keys::Identity;
 use crate::app::App;
 use crate::error::ApiError;
-use crate::extract::{Caller, IgnoredFields};
+use crate::extract::{Admin, Caller, IgnoredFields};
 
 /// Rejects requests without a valid key.
 pub(crate) async fn authenticate(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
-    match app.keys.scope(text(request.headers(), &header::AUTHORIZATION)) {
-        Some(scope) => {
+    let credentials = app.credentials.current();
+    match credentials.keys.identify(text(request.headers(), &header::AUTHORIZATION)) {
+        Some(Identity { scope, is_admin }) => {
             request.extensions_mut().insert(Caller(scope));
+            // Without keys, all that reach this machine alone are its users.
+            if is_admin || (credentials.keys.is_open() && app.is_local) {
+                request.extensions_mut().insert(Admin);
+            }
             next.run(request).await
         }
         None => ApiError::invalid_key().into_response(),
     }
 }
 
-/// Seconds that a browser may cache a preflight response.
-const PREFLIGHT_MAX_AGE: &str = "600";
-
-/// Rejects requests from pages of other sites, which browsers would send to this machine. Accepts the server's
-/// own origin and the allowed ones, and rejects host names that a DNS rebinding attack could point to this
-/// machine.
 /// The header that names the fields of a request that had no effect.
 const IGNORED: HeaderName = HeaderName::from_static("x-firebox-ignored");
 
@@ -43,13 +43,19 @@ pub(crate) async fn name_ignored_fields(mut request: Request, next: Next) -> Res
     response
 }
 
+/// Seconds that a browser may cache a preflight response.
+const PREFLIGHT_MAX_AGE: &str = "600";
+
+/// Rejects requests from pages of other sites, which browsers would send to this machine. Accepts the server's
+/// own origin and the allowed ones, and rejects host names that a DNS rebinding attack could point to this
+/// machine.
 pub(crate) async fn check_origin(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     let path = request.uri().path().to_owned();
     let authority = request.uri().authority().map(|authority| authority.as_str());
     let allowed = allowed_origin(request.headers(), &app.allowed_origins);
     let is_preflight_request = is_preflight(request.method(), request.headers());
     let mut response =
-        match check_origin_and_host(request.headers(), authority, app.is_local, &app.allowed_origins) {
+        match check_origin_and_host(request.headers(), authority, app.checks_hosts(), &app.allowed_origins) {
             Ok(()) if allowed.is_some() && is_preflight_request => preflight(request.headers()),
             Ok(()) => next.run(request).await,
             Err(error) => error.into_response(),
@@ -106,7 +112,7 @@ fn preflight(headers: &HeaderMap) -> Response {
 fn check_origin_and_host(
     headers: &HeaderMap,
     authority: Option<&str>,
-    is_local: bool,
+    checks_hosts: bool,
     allowed_origins: &AllowedOrigins,
 ) -> Result<(), ApiError> {
     let named = headers.get(header::HOST).map(|host| host.to_str().unwrap_or_default()).or(authority);
@@ -125,9 +131,10 @@ fn check_origin_and_host(
         Some(host) => !host.is_empty(),
         None => authority.is_some(),
     };
-    if is_local && is_named && !allowed_origins.has_host(host) {
+    if checks_hosts && is_named && !allowed_origins.has_host(host) {
         return Err(ApiError::forbidden(
-            "this server accepts requests to this machine's own names only; use localhost, or start it with --allow-host HOST",
+            "this server accepts requests to this machine's own names only; use localhost or its address, or start it with \
+             --allow-host HOST",
         ));
     }
     Ok(())

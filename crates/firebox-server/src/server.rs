@@ -4,18 +4,24 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::Router;
 use firebox_engine::{Engine, EngineHealth};
 use firebox_runtime::Model;
+use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
+use tokio_rustls::TlsAcceptor;
 
+use crate::app::App;
 use crate::connection::serve;
+use crate::credentials::{CredentialSource, CredentialStore};
 use crate::embedded_server::EmbeddedServer;
 use crate::error::ServerError;
 use crate::model_spec::ModelSpec;
 use crate::server_config::ServerConfig;
 use crate::stop_handle::StopHandle;
+use crate::tls::TlsCertificate;
 
 /// Interval at which the server checks whether the engine has ended.
 const ENGINE_CHECK: Duration = Duration::from_millis(200);
@@ -39,6 +45,7 @@ pub struct Server {
     embedded: EmbeddedServer,
     max_clients: usize,
     shutdown_grace: Duration,
+    credential_source: Option<CredentialSource>,
 }
 
 impl Server {
@@ -52,7 +59,9 @@ impl Server {
 
     /// Listens, and serves models with options of their own, some of which may be opened on first use.
     pub fn with_models(config: ServerConfig, models: Vec<ModelSpec>) -> Result<Self, ServerError> {
+        config.check_exposure()?;
         let ServerConfig { max_clients, shutdown_grace, address, .. } = config;
+        let credential_source = config.credential_source.clone();
         let listen = || {
             let listener = TcpListener::bind(address)?;
             listener.set_nonblocking(true)?;
@@ -60,7 +69,7 @@ impl Server {
         };
         let (address, listener) = listen().map_err(|source| ServerError::Listen { address, source })?;
         let embedded = EmbeddedServer::with_models(ServerConfig { address, ..config }, models)?;
-        Ok(Self { listener, address, embedded, max_clients, shutdown_grace })
+        Ok(Self { listener, address, embedded, max_clients, shutdown_grace, credential_source })
     }
 
     /// Returns the address it listens at.
@@ -78,6 +87,11 @@ impl Server {
         self.embedded.stop()
     }
 
+    /// Returns the credentials, to change them while the server runs.
+    pub fn credentials(&self) -> CredentialStore {
+        self.embedded.credentials()
+    }
+
     /// Returns the engine: see [`EmbeddedServer::engine`].
     pub fn engine(&self) -> Engine {
         self.embedded.engine()
@@ -88,7 +102,8 @@ impl Server {
         self.run_with(false)
     }
 
-    /// Serves until it is stopped or receives SIGINT or SIGTERM. A second signal ends running requests.
+    /// Serves until it is stopped or receives SIGINT or SIGTERM. A second signal ends running requests. SIGHUP has it read its
+    /// credentials anew.
     pub fn run_until_signal(self) -> Result<(), ServerError> {
         self.run_with(true)
     }
@@ -110,6 +125,8 @@ impl Server {
         let app = self.embedded.app();
         let mut stopping = app.stop.watch();
         let mut signals = if signals { Some(Signals::new()?) } else { None };
+        let source = self.credential_source.filter(|_| signals.is_some());
+        let mut hangups = if source.is_some() { Hangups::new()? } else { Hangups::default() };
         let room = Arc::new(Semaphore::new(self.max_clients));
         let router = self.embedded.router();
         let mut clients = JoinSet::new();
@@ -131,7 +148,7 @@ impl Server {
                     let (app, router) = (app.clone(), router.clone());
                     clients.spawn(async move {
                         let _place = place;
-                        serve(stream, router, &app.limits, app.stop.watch()).await;
+                        serve_client(stream, router, &app).await;
                     });
                 }
                 _ = stopping.wait_for(|stop| *stop) => break,
@@ -141,6 +158,14 @@ impl Server {
                     if engine_ended {
                         break;
                     }
+                }
+                () = hangups.next() => {
+                    let (source, store) = (source.clone(), app.credentials.clone());
+                    tokio::task::spawn_blocking(move || {
+                        if let Some(credentials) = source.and_then(|source| source.read()) {
+                            store.replace(credentials);
+                        }
+                    });
                 }
                 Some(_) = clients.join_next() => {}
             }
@@ -158,6 +183,50 @@ impl Server {
             return Err(ServerError::EngineEnded { reason });
         }
         Ok(())
+    }
+}
+
+/// Serves a connection, encrypted if the server has a certificate.
+async fn serve_client(stream: TcpStream, router: Router, app: &App) {
+    let (limits, stopping) = (&app.limits, app.stop.watch());
+    let Some(TlsCertificate(config)) = app.credentials.current().certificate.clone() else {
+        return serve(stream, router, limits, stopping).await;
+    };
+    let mut stopped = stopping.clone();
+    let accepted = tokio::select! {
+        accepted = timeout(limits.head_timeout, TlsAcceptor::from(config).accept(stream)) => accepted,
+        _ = stopped.wait_for(|stop| *stop) => return,
+    };
+    // A client that is slow or speaks no TLS is disconnected.
+    if let Ok(Ok(stream)) = accepted {
+        serve(stream, router, limits, stopping).await;
+    }
+}
+
+/// SIGHUP, which asks to read files anew.
+#[derive(Default)]
+struct Hangups(#[cfg(unix)] Option<tokio::signal::unix::Signal>);
+
+impl Hangups {
+    #[cfg(unix)]
+    fn new() -> Result<Self, ServerError> {
+        use tokio::signal::unix::{SignalKind, signal};
+        Ok(Self(Some(signal(SignalKind::hangup())?)))
+    }
+
+    #[cfg(not(unix))]
+    fn new() -> Result<Self, ServerError> {
+        Ok(Self())
+    }
+
+    async fn next(&mut self) {
+        #[cfg(unix)]
+        if let Some(signal) = &mut self.0
+            && signal.recv().await.is_some()
+        {
+            return;
+        }
+        std::future::pending().await
     }
 }
 

@@ -8,8 +8,11 @@ use firebox_runtime::Budget;
 
 use crate::allowed_origins::AllowedOrigins;
 use crate::api_keys::ApiKeys;
+use crate::credentials::CredentialSource;
+use crate::error::ServerError;
 use crate::pipeline::PipelineSpec;
 use crate::sessions::registry::SessionsConfig;
+use crate::tls::TlsCertificate;
 
 /// Configuration of a server.
 #[derive(Debug, Clone)]
@@ -18,6 +21,12 @@ pub struct ServerConfig {
     pub address: SocketAddr,
     /// Keys that clients need.
     pub keys: ApiKeys,
+    /// The certificate of the server; without one, connections are not encrypted.
+    pub certificate: Option<TlsCertificate>,
+    /// Reads keys and certificate anew when the process receives SIGHUP.
+    pub credential_source: Option<CredentialSource>,
+    /// Lets other machines use a server that needs no key.
+    pub insecure: bool,
     /// Other origins and host names that browsers may use.
     pub allowed_origins: AllowedOrigins,
     /// Limits of running and waiting requests.
@@ -30,6 +39,8 @@ pub struct ServerConfig {
     pub sessions: SessionsConfig,
     /// Limit of a request body in bytes. Its parsed JSON may take twelve times as much.
     pub max_body_bytes: usize,
+    /// Refuses requests with fields that have no effect. Otherwise the header `x-firebox-ignored` of the response names them.
+    pub strict_fields: bool,
     /// Simultaneous connections. More wait until one closes.
     pub max_clients: usize,
     /// How long a connection may be idle before the next request's headers, or without progress while sending.
@@ -39,20 +50,33 @@ pub struct ServerConfig {
     /// How long running requests may take after the server is stopped.
     pub shutdown_grace: Duration,
 }
-    /// Refuses requests with fields that have no effect. Otherwise the header `x-firebox-ignored` of the response names them.
-    pub strict_fields: bool,
+
+impl ServerConfig {
+    /// Rejects an address that other machines reach if no key is needed and nothing says that this is meant.
+    pub fn check_exposure(&self) -> Result<(), ServerError> {
+        let Self { address, keys, insecure, .. } = self;
+        if *insecure || address.ip().is_loopback() || !keys.is_open() {
+            return Ok(());
+        }
+        Err(ServerError::Exposed { address: *address })
+    }
+}
 
 impl Default for ServerConfig {
     fn default() -> Self {
         Self {
             address: SocketAddr::from(([127, 0, 0, 1], 8080)),
             keys: ApiKeys::default(),
+            certificate: None,
+            credential_source: None,
+            insecure: false,
             allowed_origins: AllowedOrigins::default(),
             engine: EngineConfig::default(),
             memory: None,
             pipelines: Vec::new(),
             sessions: SessionsConfig::default(),
             max_body_bytes: 8 << 20,
+            strict_fields: false,
             max_clients: 1024,
             client_timeout: Duration::from_secs(30),
             request_timeout: None,
@@ -60,4 +84,3 @@ impl Default for ServerConfig {
         }
     }
 }
-            strict_fields: false,

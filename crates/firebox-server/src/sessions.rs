@@ -23,7 +23,7 @@ use crate::blocking::blocking;
 use crate::error::ApiError;
 use crate::extract::{Caller, JsonBody};
 use crate::json_fields::JsonFields;
-use crate::{sampling_params, sse};
+use crate::{api_keys, sampling_params, sse};
 use session_request::{JsonResult, SessionRequest};
 use session_tree::{SessionOptions, SessionTree};
 
@@ -64,7 +64,7 @@ pub(crate) async fn list(State(app): State<Arc<App>>, Caller(scope): Caller) -> 
         value
     };
     let sessions: Vec<Value> = app.sessions.of_scope(&scope).into_iter().map(summary).collect();
-    let owner = app.keys.owner(&scope);
+    let owner = api_keys::owner(&scope);
     let named = app.clone();
     let saved = blocking(move || Ok(named.sessions.archive.names(&owner))).await?;
     Ok(Json(json!({ "object": "list", "data": sessions, "saved": saved })))
@@ -97,7 +97,7 @@ pub(crate) async fn begin(
             let reason = format!("the head is restored from the file; leave `:{head}` out");
             return Err(fields.error("model", reason));
         }
-        let folder = app.sessions.archive.folder(&app.keys.owner(&scope))?;
+        let folder = app.sessions.archive.folder(&api_keys::owner(&scope))?;
         let path = archive::file(&folder, name, "restore")?;
         if !path.is_file() {
             return Err(archive::no_saved(name));
@@ -339,7 +339,7 @@ pub(crate) async fn drop_branch(request: SessionRequest<(String, String)>) -> Js
 pub(crate) async fn save(request: SessionRequest, JsonBody(body): JsonBody) -> JsonResult {
     let fields = JsonFields::new(&body)?;
     let app = request.app.clone();
-    let owner = app.keys.owner(&request.scope);
+    let owner = api_keys::owner(&request.scope);
     let folder = app.sessions.archive.folder(&owner)?;
     let name = fields.required_string("name")?.to_owned();
     archive::check_name(&name, "name")?;
@@ -366,7 +366,7 @@ pub(crate) async fn save(request: SessionRequest, JsonBody(body): JsonBody) -> J
     responses((status = 200, description = "It is gone", body = schema::Deleted), ApiError)
 ))]
 pub(crate) async fn remove_saved(SessionRequest { app, scope, params: name }: SessionRequest) -> JsonResult {
-    let folder = app.sessions.archive.folder(&app.keys.owner(&scope))?;
+    let folder = app.sessions.archive.folder(&api_keys::owner(&scope))?;
     let path = archive::file(&folder, &name, "name")?;
     let gone = json!({ "id": name, "object": "session", "deleted": true });
     blocking(move || archive::remove(&path, &name)).await?;

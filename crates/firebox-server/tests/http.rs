@@ -8,12 +8,14 @@ mod bombs;
 mod client;
 #[path = "http/clients.rs"]
 mod clients;
+#[path = "http/credentials.rs"]
+mod credentials;
 #[path = "http/document.rs"]
 mod document;
-#[path = "http/hostile.rs"]
-mod hostile;
 #[path = "http/fields.rs"]
 mod fields;
+#[path = "http/hostile.rs"]
+mod hostile;
 #[path = "http/load.rs"]
 mod load;
 #[path = "http/model_specs.rs"]
@@ -26,6 +28,8 @@ mod responses;
 mod schemathesis;
 #[path = "http/time.rs"]
 mod time;
+#[path = "http/tls.rs"]
+mod tls;
 #[path = "http/tools.rs"]
 mod tools;
 

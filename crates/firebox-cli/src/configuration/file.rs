@@ -16,7 +16,7 @@ use super::model::ModelEntry;
 use super::{Configuration, SERVE, key_of};
 use crate::outcome::usage;
 
-const TABLES: [&str; 4] = ["serve", "defaults", "model", "pipelines"];
+const TABLES: [&str; 5] = ["serve", "defaults", "model", "key", "pipelines"];
 const PIPELINE_KEYS: [&str; 4] = ["router", "specialists", "fallback", "confidence"];
 const MODEL_KEYS: [&str; 7] = ["name", "path", "memory", "heads", "priority", "pinned", "lazy"];
 
@@ -34,19 +34,18 @@ pub(super) struct Value {
 }
 
 /// A file, for errors that say where in it something is.
-struct File<'a> {
-    path: &'a Path,
-    text: &'a str,
+pub(super) struct File<'a> {
+    pub(super) path: &'a Path,
+    pub(super) text: &'a str,
 }
 
-type Item<'a, 'i> = (&'a Spanned<std::borrow::Cow<'i, str>>, &'a Spanned<DeValue<'i>>);
+pub(super) type Item<'a, 'i> = (&'a Spanned<std::borrow::Cow<'i, str>>, &'a Spanned<DeValue<'i>>);
 
 /// Reads a file, and checks it against what the command knows.
 pub fn read(command: &Command, path: &Path, text: &str) -> anyhow::Result<Configuration> {
     let file = File { path, text };
-    let parsed = DeTable::parse(text)
-        .map_err(|error| file.wrong(error.span().unwrap_or_default(), error.message().to_owned()))?;
-    let mut found = Configuration::default();
+    let parsed = file.parse()?;
+    let mut found = Configuration { path: Some(path.to_owned()), ..Configuration::default() };
     for (key, value) in parsed.get_ref() {
         match (&**key.get_ref(), value.get_ref()) {
             ("defaults", DeValue::Table(table)) => found.defaults = file.values(command, None, table)?,
@@ -66,6 +65,10 @@ pub fn read(command: &Command, path: &Path, text: &str) -> anyhow::Result<Config
             ("model", _) => {
                 return Err(file.wrong(key.span(), "write [[model]], once for every model".into()));
             }
+            ("key", DeValue::Array(keys)) => {
+                found.keys = keys.iter().map(|key| file.key(key)).collect::<Result<_, _>>()?;
+            }
+            ("key", _) => return Err(file.wrong(key.span(), "write [[key]], once for every key".into())),
             ("pipelines", DeValue::Table(table)) => {
                 let pipelines = table.iter().map(|pipeline| file.pipeline(pipeline));
                 found.pipelines = pipelines.collect::<Result<_, _>>()?;
@@ -79,7 +82,7 @@ pub fn read(command: &Command, path: &Path, text: &str) -> anyhow::Result<Config
             }
             (name, _) => {
                 let reason = format!(
-                    "there is no [{name}]; there are [serve], [defaults], [[model]] and [pipelines.NAME]"
+                    "there is no [{name}]; there are [serve], [defaults], [[model]], [[key]] and [pipelines.NAME]"
                 );
                 let belongs = key_in(command, None, name).or_else(|| key_in(command, Some(SERVE), name));
                 let reason = match belongs {
@@ -94,7 +97,7 @@ pub fn read(command: &Command, path: &Path, text: &str) -> anyhow::Result<Config
 }
 
 impl File<'_> {
-    fn wrong(&self, at: Range<usize>, reason: String) -> anyhow::Error {
+    pub(super) fn wrong(&self, at: Range<usize>, reason: String) -> anyhow::Error {
         let before = self.text.get(..at.start).unwrap_or(self.text);
         let line = 1 + before.bytes().filter(|byte| *byte == b'\n').count();
         usage(format!("{}, line {line}: {reason}", self.path.display()))
@@ -235,14 +238,14 @@ impl File<'_> {
         Ok(())
     }
 
-    fn text(&self, (key, value): Item<'_, '_>) -> anyhow::Result<String> {
+    pub(super) fn text(&self, (key, value): Item<'_, '_>) -> anyhow::Result<String> {
         match value.get_ref() {
             DeValue::String(text) => Ok(text.to_string()),
             _ => Err(self.wrong(value.span(), format!("{} should be a text in quotes", key.get_ref()))),
         }
     }
 
-    fn truth(&self, (key, value): Item<'_, '_>) -> anyhow::Result<bool> {
+    pub(super) fn truth(&self, (key, value): Item<'_, '_>) -> anyhow::Result<bool> {
         match value.get_ref() {
             DeValue::Boolean(is) => Ok(*is),
             _ => Err(self.wrong(value.span(), format!("{} is true or false", key.get_ref()))),
@@ -300,7 +303,7 @@ fn unknown(command: &Command, of: Option<&str>, name: &str, key: &str) -> String
 }
 
 /// A complaint about a name, with the one that was probably meant.
-fn meant<'a>(reason: String, name: &str, known: impl Iterator<Item = &'a str>) -> String {
+pub(super) fn meant<'a>(reason: String, name: &str, known: impl Iterator<Item = &'a str>) -> String {
     let likeness = |known: &&str| strsim::jaro_winkler(name, known);
     let nearest = known.max_by(|one, other| likeness(one).total_cmp(&likeness(other)));
     match nearest.filter(|nearest| likeness(nearest) >= NEAR) {

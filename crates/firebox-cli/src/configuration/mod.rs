@@ -5,6 +5,7 @@
 //! that it is the parser of the command line that has flags outrank the environment, and both outrank the file.
 
 mod file;
+mod key;
 mod model;
 
 use std::collections::BTreeSet;
@@ -14,7 +15,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Command};
-use firebox_server::PipelineSpec;
+use firebox_server::{ApiKey, PipelineSpec};
 
 use file::Values;
 pub use file::read;
@@ -38,6 +39,9 @@ pub struct Configuration {
     serve: Values,
     models: Vec<ModelEntry>,
     pipelines: Vec<PipelineSpec>,
+    keys: Vec<ApiKey>,
+    /// The file, if there is one.
+    path: Option<PathBuf>,
     /// Options that the command line or the environment has.
     given: BTreeSet<String>,
 }
@@ -58,9 +62,7 @@ impl Configuration {
     }
 
     fn open(command: &Command, path: &Path) -> anyhow::Result<Self> {
-        let text =
-            std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-        read(command, path, &text)
+        read(command, path, &contents(path)?)
     }
 
     /// The command with what the file says as the defaults of its options.
@@ -103,6 +105,20 @@ impl Configuration {
         self.models.iter().map(|model| ModelEntry { memory: memory(model), ..model.clone() }).collect()
     }
 
+    /// Returns the keys of the file.
+    pub fn keys(&self) -> &[ApiKey] {
+        &self.keys
+    }
+
+    /// Returns what reads the keys of the file as they are when it is called.
+    pub fn key_source(&self) -> impl Fn() -> anyhow::Result<Vec<ApiKey>> + Send + Sync + use<> {
+        let path = self.path.clone();
+        move || match &path {
+            Some(path) => key::read_keys(path, &contents(path)?),
+            None => Ok(Vec::new()),
+        }
+    }
+
     /// Returns the pipelines of the file.
     pub fn pipelines(&self) -> &[PipelineSpec] {
         &self.pipelines
@@ -143,6 +159,10 @@ fn has_own_memory(matches: &ArgMatches, models: &[ModelEntry]) -> bool {
     let is_meant =
         |model: &ModelEntry| serves_all || named.iter().any(|name| model.is_called(Path::new(name)));
     models.iter().any(|model| model.memory.is_some() && is_meant(model))
+}
+
+fn contents(path: &Path) -> anyhow::Result<String> {
+    std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
 }
 
 fn usual_places() -> Vec<PathBuf> {

@@ -69,8 +69,13 @@ impl Serving {
     }
 
     fn ask(&self, method: &str, path: &str, body: &str) -> (u16, Value) {
+        self.ask_as("", method, path, body)
+    }
+
+    fn ask_as(&self, key: &str, method: &str, path: &str, body: &str) -> (u16, Value) {
         let mut stream = TcpStream::connect(&self.address).unwrap();
         let mut text = format!("{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n");
+        write!(text, "Authorization: Bearer {key}\r\n").unwrap();
         write!(text, "Content-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}", body.len())
             .unwrap();
         stream.write_all(text.as_bytes()).unwrap();
@@ -286,4 +291,66 @@ fn a_server_computes_on_the_cores_that_it_is_given() {
     assert_eq!(bound.count(), 1, "one thread for one core");
     drop(server);
     assert_eq!(said, alone(&folder.path().join("small"), &prompt(3, 40), 6));
+}
+
+#[test]
+fn a_server_that_others_reach_needs_a_key_or_says_that_it_does_not() {
+    let serve = |more: &[&str]| {
+        let mut command = firebox();
+        command.args(["serve"]).arg(gguf("llama")).args(["--port", "0", "--host", "0.0.0.0"]).args(more);
+        Ran::from(command.output().unwrap())
+    };
+    serve(&[]).fails(USAGE, &["0.0.0.0", "--api-key", "--insecure"]);
+    serve(&["--insecure=false"]).fails(USAGE, &["--insecure"]);
+    serve(&["--tls-cert", "a.pem"]).fails(USAGE, &["--tls-key"]);
+    serve(&["--tls-cert", "a.pem", "--tls-key", "a.key"]).fails(UNUSABLE, &["a.pem", "PEM"]);
+}
+
+/// Keys of firebox.toml and of a key file are replaced by SIGHUP; what is wrong changes nothing.
+#[cfg(unix)]
+#[test]
+fn keys_are_read_anew_at_a_hangup() {
+    let folder = tempfile::tempdir().unwrap();
+    let (toml, keys) = (folder.path().join("firebox.toml"), folder.path().join("keys"));
+    let listed = |key: &str| {
+        let text = format!(
+            "[serve]\napi_key_file = {keys:?}\n[[model]]\nname = \"llama\"\npath = {:?}\n[[key]]\nkey = {key:?}\nadmin = true\n",
+            gguf("llama")
+        );
+        std::fs::write(&toml, text).unwrap();
+    };
+    listed("listed");
+    std::fs::write(&keys, "filed\nadmin admin\n").unwrap();
+    let server = Serving::start(folder.path(), &["--insecure"]);
+    let status = |key: &str| server.ask_as(key, "GET", "/v1/models", "").0;
+    let load = |key: &str| server.ask_as(key, "POST", "/v1/heads", "{\"head\": \"none\"}").0;
+    assert_eq!(["listed", "filed", "admin", "new", ""].map(status), [200, 200, 200, 401, 401]);
+    assert_eq!(
+        ["listed", "filed", "admin"].map(load),
+        [404, 403, 404],
+        "an admin is told that there is no such head"
+    );
+    let hang_up = || {
+        let pid = server.child.id().to_string();
+        assert!(std::process::Command::new("kill").args(["-HUP", &pid]).status().unwrap().success());
+    };
+    let comes_to = |key: &str, expected: u16| {
+        let began = std::time::Instant::now();
+        while status(key) != expected {
+            assert!(began.elapsed() < std::time::Duration::from_secs(60), "{key:?} is not {expected}");
+            thread::sleep(std::time::Duration::from_millis(20));
+        }
+    };
+    listed("new");
+    std::fs::write(&keys, "filed\nnewer\n").unwrap();
+    hang_up();
+    comes_to("newer", 200);
+    assert_eq!(["listed", "filed", "admin", "new", ""].map(status), [401, 200, 401, 200, 401]);
+    // An empty file is a mistake; the next one is taken.
+    std::fs::write(&keys, "").unwrap();
+    hang_up();
+    std::fs::write(&keys, "last\n").unwrap();
+    hang_up();
+    comes_to("last", 200);
+    assert_eq!(["filed", "newer", "new"].map(status), [401, 401, 200]);
 }

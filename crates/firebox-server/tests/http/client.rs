@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use firebox_engine::Engine;
 use firebox_runtime::{Model, device};
-use firebox_server::{ModelSpec, Server, ServerConfig, ServerError, StopHandle};
+use firebox_server::{CredentialStore, ModelSpec, Server, ServerConfig, ServerError, StopHandle};
 use serde_json::{Value, json};
 
 /// Longer than any step takes on a busy machine.
@@ -45,6 +45,7 @@ pub fn chat(text: &str, most: usize) -> Value {
 pub struct Running {
     pub address: SocketAddr,
     pub engine: Engine,
+    pub credentials: CredentialStore,
     stop: StopHandle,
     thread: Option<JoinHandle<Result<(), ServerError>>>,
 }
@@ -67,7 +68,8 @@ impl Running {
         change(&mut config);
         let server = Server::with_models(config, offers).unwrap();
         let (address, engine, stop) = (server.address(), server.engine(), server.stop());
-        Self { address, engine, stop, thread: Some(std::thread::spawn(|| server.run())) }
+        let credentials = server.credentials();
+        Self { address, engine, credentials, stop, thread: Some(std::thread::spawn(|| server.run())) }
     }
 
     pub fn stop(&self) {

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::client::{Answer, Running, chat, request};
 
 /// A request that runs for many seconds unless cancelled.
-fn endless() -> Value {
+pub fn endless() -> Value {
     json!({
         "prompt": "Hello", "max_tokens": 250, "temperature": 1, "ignore_eos": true, "stream": true, "n": 64,
         "logprobs": 20,
