@@ -9,6 +9,7 @@ const THREADS: &str = "firebox-";
 
 /// Prints a backtrace after the message of a panic of Firebox's threads, whatever `RUST_BACKTRACE` says: a server's
 /// failure can rarely be repeated.
+#[expect(clippy::print_stderr, reason = "that is where the message before it goes")]
 pub fn install() {
     let before = take_hook();
     set_hook(Box::new(move |panic| {
