@@ -1,5 +1,6 @@
 //! HTTP connections, with limits on what a slow or hostile client can use.
 
+use std::convert::Infallible;
 use std::future::poll_fn;
 use std::io;
 use std::pin::Pin;
@@ -20,6 +21,7 @@ use tokio::sync::watch;
 use tokio::time::{Sleep, sleep, timeout};
 use tower::ServiceExt as _;
 
+use crate::client_slots::Activity;
 use crate::error::ApiError;
 
 const MAX_HEADERS: usize = 64;
@@ -66,13 +68,23 @@ impl Default for Limits {
 
 /// Serves the requests of a connection until the client disconnects or the server stops. A request is dropped
 /// when its client disconnects.
-pub(crate) async fn serve<S>(stream: S, router: Router, limits: &Limits, mut stopping: watch::Receiver<bool>)
-where
+pub(crate) async fn serve<S>(
+    stream: S,
+    router: Router,
+    limits: &Limits,
+    activity: Activity,
+    mut stopping: watch::Receiver<bool>,
+) where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     let unread = Arc::new(AtomicBool::new(false));
     let unread_flag = unread.clone();
-    let service = service_fn(move |request| Box::pin(answer(router.clone(), request, unread_flag.clone())));
+    let service = service_fn(move |request| {
+        let (active, router, unread) = (activity.begin_request(), router.clone(), unread_flag.clone());
+        Box::pin(
+            async move { Ok::<_, Infallible>(active.with_response(answer(router, request, unread).await?)) },
+        )
+    });
     let stream = TokioIo::new(WriteTimeout { stream, timeout_after: limits.write_timeout, waiting: None });
     let mut connection = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -119,7 +131,7 @@ async fn answer(
     router: Router,
     request: Request<Incoming>,
     unread: Arc<AtomicBool>,
-) -> Result<Response<Body>, std::convert::Infallible> {
+) -> Result<Response<Body>, Infallible> {
     let is_read = Arc::new(AtomicBool::new(request.body().is_end_stream()));
     let mut request = request.map(|body| TrackedBody { body, is_read: is_read.clone() });
     strip_trailing_slash(&mut request);
@@ -249,6 +261,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for WriteTimeout<S> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::client_slots::ClientSlots;
     use axum::routing::{get, post};
     use tokio::io::duplex;
 
@@ -271,7 +284,8 @@ mod tests {
                 let _ = client.read_to_end(&mut all).await;
                 String::from_utf8(all).unwrap()
             };
-            tokio::join!(serve(server, router, &limits, stopping), talk).1
+            let activity = ClientSlots::new(1).activity();
+            tokio::join!(serve(server, router, &limits, activity, stopping), talk).1
         })
     }
 

@@ -29,6 +29,7 @@ mod blocking;
 mod catalog;
 mod chat;
 mod choices;
+mod client_slots;
 mod completion_format;
 mod completions;
 mod connection;

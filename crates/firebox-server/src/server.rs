@@ -1,19 +1,18 @@
 //! The server: listening, accepting connections and stopping.
 
 use std::net::{SocketAddr, TcpListener};
-use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
 use firebox_engine::{Engine, EngineHealth};
 use firebox_runtime::Model;
 use tokio::net::TcpStream;
-use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 
 use crate::app::App;
+use crate::client_slots::{Activity, ClientSlots};
 use crate::connection::serve;
 use crate::credentials::{CredentialSource, CredentialStore};
 use crate::embedded_server::EmbeddedServer;
@@ -127,28 +126,29 @@ impl Server {
         let mut signals = if signals { Some(Signals::new()?) } else { None };
         let source = self.credential_source.filter(|_| signals.is_some());
         let mut hangups = if source.is_some() { Hangups::new()? } else { Hangups::default() };
-        let room = Arc::new(Semaphore::new(self.max_clients));
+        let slots = ClientSlots::new(self.max_clients);
         let router = self.embedded.router();
         let mut clients = JoinSet::new();
         let mut checks = tokio::time::interval(ENGINE_CHECK);
         let mut engine_ended = false;
+        // A connection that waits for a place.
+        let mut arrived = None;
         loop {
-            let next = async {
-                let place = room.clone().acquire_owned().await;
-                (listener.accept().await, place)
-            };
             tokio::select! {
-                (accepted, place) = next => {
-                    let Ok((stream, _)) = accepted else {
-                        // Probably out of file descriptors: wait for a connection to close.
-                        tokio::time::sleep(Duration::from_millis(50)).await;
-                        continue;
-                    };
+                accepted = listener.accept(), if arrived.is_none() => match accepted {
+                    Ok((stream, _)) => arrived = Some(stream),
+                    // Probably out of file descriptors: wait for a connection to close.
+                    Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
+                },
+                place = slots.acquire(), if arrived.is_some() => {
+                    let Some(stream) = arrived.take() else { continue };
                     let _ = stream.set_nodelay(true);
-                    let (app, router) = (app.clone(), router.clone());
+                    let (app, router, slot) = (app.clone(), router.clone(), slots.enter(place));
                     clients.spawn(async move {
-                        let _place = place;
-                        serve_client(stream, router, &app).await;
+                        tokio::select! {
+                            () = serve_client(stream, router, &app, slot.activity()) => {}
+                            () = slot.evicted() => {}
+                        }
                     });
                 }
                 _ = stopping.wait_for(|stop| *stop) => break,
@@ -187,10 +187,10 @@ impl Server {
 }
 
 /// Serves a connection, encrypted if the server has a certificate.
-async fn serve_client(stream: TcpStream, router: Router, app: &App) {
+async fn serve_client(stream: TcpStream, router: Router, app: &App, activity: Activity) {
     let (limits, stopping) = (&app.limits, app.stop.watch());
     let Some(TlsCertificate(config)) = app.credentials.current().certificate.clone() else {
-        return serve(stream, router, limits, stopping).await;
+        return serve(stream, router, limits, activity, stopping).await;
     };
     let mut stopped = stopping.clone();
     let accepted = tokio::select! {
@@ -199,7 +199,7 @@ async fn serve_client(stream: TcpStream, router: Router, app: &App) {
     };
     // A client that is slow or speaks no TLS is disconnected.
     if let Ok(Ok(stream)) = accepted {
-        serve(stream, router, limits, stopping).await;
+        serve(stream, router, limits, activity, stopping).await;
     }
 }
 

@@ -41,7 +41,8 @@ pub struct ServerConfig {
     pub max_body_bytes: usize,
     /// Refuses requests with fields that have no effect. Otherwise the header `x-firebox-ignored` of the response names them.
     pub strict_fields: bool,
-    /// Simultaneous connections. More wait until one closes.
+    /// Simultaneous connections. If all are taken, the one that has been idle longest is closed for a new one, which waits
+    /// if none is idle.
     pub max_clients: usize,
     /// How long a connection may be idle before the next request's headers, or without progress while sending.
     pub client_timeout: Duration,

@@ -297,3 +297,27 @@ fn a_connection_serves_several_requests() {
     client.send(&format!("{one}{one}{}", one.replace("\r\n\r\n", "\r\nConnection: close\r\n\r\n")));
     assert_eq!(client.rest().matches("HTTP/1.1 200 OK").count(), 3);
 }
+
+#[test]
+fn idle_connections_make_room_for_others() {
+    let server = Running::start(|config| config.max_clients = 8);
+    let mut streamed = server.open("/v1/chat/completions", &endless());
+    streamed.read_some();
+    // Some have sent nothing, and some have begun a request.
+    let idle: Vec<_> = (0..30)
+        .map(|number| {
+            let mut client = server.connect();
+            if number % 2 == 0 {
+                client.send("GET /hea");
+            }
+            client
+        })
+        .collect();
+    let began = Instant::now();
+    assert_eq!(server.get("/health").status, 200);
+    assert!(began.elapsed() < Duration::from_secs(10), "not the time after which idle connections end");
+    // The one with a request goes on.
+    streamed.read_some();
+    streamed.read_some();
+    drop(idle);
+}
