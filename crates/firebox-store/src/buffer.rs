@@ -8,18 +8,8 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use memmap2::MmapMut;
-
 use crate::error::StoreError;
-use crate::memory::{HUGE_PAGE, PageMove, allocate, allocate_from, move_pages};
-
-/// Private memory, and how many bytes of it are in use.
-#[derive(Debug)]
-pub(crate) struct Buffer {
-    pub memory: MmapMut,
-    /// The memory may be longer; its rest has no pages.
-    pub bytes: usize,
-}
+use crate::memory::{HUGE_PAGE, Memory, PageMove, allocate, allocate_from, move_pages};
 
 /// Memory that was released and is reused by the next read. New memory has to be cleared by the kernel, and a virtual machine may have
 /// to fetch it from its host: either can take longer than the disk takes to fill it.
@@ -43,8 +33,8 @@ enum Reuse {
 
 #[derive(Debug, Default)]
 struct Idle {
-    /// Where huge pages are reused, `bytes` is the end of those that are left.
-    buffers: Vec<Buffer>,
+    /// Where huge pages are reused, those that are left are the used bytes.
+    buffers: Vec<Memory>,
     /// The system cannot move pages.
     is_unsupported: bool,
 }
@@ -66,7 +56,7 @@ impl BufferPool {
 
     /// Bytes that are idle in the pool.
     pub fn bytes(&self) -> usize {
-        self.0.idle().buffers.iter().map(|buffer| buffer.bytes).sum()
+        self.0.idle().buffers.iter().map(Memory::used).sum()
     }
 
     /// Returns the idle memory to the system.
@@ -76,17 +66,13 @@ impl BufferPool {
     }
 
     /// Memory of at least so many bytes. It may hold the contents of earlier reads.
-    pub(crate) fn take(&self, bytes: usize) -> Result<Buffer, StoreError> {
+    pub(crate) fn take(&self, bytes: usize) -> Result<Memory, StoreError> {
         match self.0.reuse {
             Reuse::Largest => {
-                let fits = self.0.idle().buffers.pop().filter(|idle| idle.bytes >= bytes);
-                let new = || allocate(bytes).map(|memory| Buffer { memory, bytes });
-                fits.map_or_else(new, Ok)
+                let fits = self.0.idle().buffers.pop().filter(|idle| idle.used() >= bytes);
+                fits.map_or_else(|| allocate(bytes), Ok)
             }
-            Reuse::HugePages => {
-                let memory = allocate_from(bytes, |page| self.0.move_page_to(page))?;
-                Ok(Buffer { memory, bytes })
-            }
+            Reuse::HugePages => allocate_from(bytes, |page| self.0.move_page_to(page)),
         }
     }
 
@@ -96,18 +82,18 @@ impl BufferPool {
     }
 
     /// Takes in a buffer that nothing refers to any more.
-    pub(crate) fn put(&self, buffer: Buffer) {
+    pub(crate) fn put(&self, buffer: Memory) {
         self.0.put(buffer);
     }
 }
 
 impl Pool {
-    fn put(&self, mut buffer: Buffer) {
+    fn put(&self, mut buffer: Memory) {
         let surplus = match self.reuse {
             Reuse::Largest => {
                 let mut idle = self.idle();
                 match idle.buffers.last_mut() {
-                    Some(other) if other.bytes >= buffer.bytes => Some(buffer),
+                    Some(other) if other.used() >= buffer.used() => Some(buffer),
                     Some(other) => Some(std::mem::replace(other, buffer)),
                     None => {
                         idle.buffers.push(buffer);
@@ -116,10 +102,9 @@ impl Pool {
                 }
             }
             Reuse::HugePages => {
-                buffer.bytes = buffer.bytes.min(buffer.memory.len()) / HUGE_PAGE * HUGE_PAGE;
-                let is_aligned = buffer.memory.as_ptr().addr().is_multiple_of(HUGE_PAGE);
+                buffer.set_used(buffer.used() / HUGE_PAGE * HUGE_PAGE);
                 let mut idle = self.idle();
-                if buffer.bytes > 0 && is_aligned && !idle.is_unsupported {
+                if buffer.used() > 0 && buffer.has_huge_pages() && !idle.is_unsupported {
                     idle.buffers.push(buffer);
                     None
                 } else {
@@ -138,9 +123,10 @@ impl Pool {
             return PageMove::Unavailable;
         }
         let Some(buffer) = idle.buffers.last_mut() else { return PageMove::Unavailable };
-        buffer.bytes -= HUGE_PAGE;
-        let moved = move_pages(&mut buffer.memory[buffer.bytes..][..HUGE_PAGE], place);
-        let is_used_up = buffer.bytes == 0;
+        let left = buffer.used() - HUGE_PAGE;
+        buffer.set_used(left);
+        let moved = move_pages(&mut buffer.as_mut()[left..][..HUGE_PAGE], place);
+        let is_used_up = left == 0;
         idle.is_unsupported |= moved != PageMove::Moved;
         let surplus = match moved {
             PageMove::Moved if is_used_up => idle.buffers.pop().into_iter().collect(),
@@ -161,11 +147,11 @@ impl Pool {
 /// Takes buffers back that were handed out.
 pub(crate) trait BufferHome: Send + Sync {
     /// Takes a buffer that nothing refers to any more. `is_detached` says that it has left circulation.
-    fn release(&self, buffer: Buffer, is_detached: bool);
+    fn release(&self, buffer: Memory, is_detached: bool);
 }
 
 impl BufferHome for Pool {
-    fn release(&self, buffer: Buffer, is_detached: bool) {
+    fn release(&self, buffer: Memory, is_detached: bool) {
         if !is_detached {
             self.put(buffer);
         }
@@ -175,30 +161,35 @@ impl BufferHome for Pool {
 /// A buffer that goes to its home when it is dropped.
 pub(crate) struct BufferGuard {
     /// There until the guard is dropped.
-    buffer: Option<Buffer>,
+    buffer: Option<Memory>,
     home: Arc<dyn BufferHome>,
     flag: DetachFlag,
 }
 
 impl BufferGuard {
-    pub fn new(buffer: Buffer, home: Arc<dyn BufferHome>, flag: DetachFlag) -> Self {
+    pub fn new(buffer: Memory, home: Arc<dyn BufferHome>, flag: DetachFlag) -> Self {
         Self { buffer: Some(buffer), home, flag }
     }
 
-    pub fn detach_flag(&self) -> DetachFlag {
-        self.flag.clone()
+    pub fn detach_flag(&self) -> &DetachFlag {
+        &self.flag
+    }
+
+    /// Returns the unused end of the buffer to the system.
+    pub fn trim(&self) {
+        self.buffer.iter().for_each(Memory::trim);
     }
 }
 
 impl AsRef<[u8]> for BufferGuard {
     fn as_ref(&self) -> &[u8] {
-        self.buffer.as_ref().map_or(&[], |buffer| &buffer.memory)
+        self.buffer.as_ref().map_or(&[], Memory::as_ref)
     }
 }
 
 impl AsMut<[u8]> for BufferGuard {
     fn as_mut(&mut self) -> &mut [u8] {
-        self.buffer.as_mut().map_or(&mut [], |buffer| &mut buffer.memory)
+        self.buffer.as_mut().map_or(&mut [], Memory::as_mut)
     }
 }
 
@@ -264,10 +255,11 @@ mod tests {
     }
 
     #[cfg(target_os = "linux")]
-    fn filled(bytes: usize, in_use: usize, with: u8) -> Buffer {
+    fn filled(bytes: usize, used: usize, with: u8) -> Memory {
         let mut memory = allocate(bytes).unwrap();
-        memory[..bytes].fill(with);
-        Buffer { memory, bytes: in_use }
+        memory.as_mut()[..bytes].fill(with);
+        memory.set_used(used);
+        memory
     }
 
     #[test]
@@ -278,7 +270,8 @@ mod tests {
         pool.put(filled(2 * HUGE_PAGE, 2 * HUGE_PAGE, 2));
         assert_eq!(pool.bytes(), 3 * HUGE_PAGE);
         let bytes = 4 * HUGE_PAGE + 8192;
-        let mut made = pool.take(bytes).unwrap().memory;
+        let mut made = pool.take(bytes).unwrap();
+        let made = made.as_mut();
         assert_eq!(pool.bytes(), 0);
         for (page, was) in [2, 2, 1, 0].into_iter().enumerate() {
             assert!(
@@ -296,11 +289,11 @@ mod tests {
     fn clearing_the_pool_unmaps_no_page_that_was_moved() {
         let pool = BufferPool::of_huge_pages();
         pool.put(filled(3 * HUGE_PAGE, 3 * HUGE_PAGE, 1));
-        let made = pool.take(HUGE_PAGE).unwrap().memory;
-        let other = filled(3 * HUGE_PAGE, 3 * HUGE_PAGE, 2).memory;
+        let made = pool.take(HUGE_PAGE).unwrap();
+        let other = filled(3 * HUGE_PAGE, 3 * HUGE_PAGE, 2);
         pool.clear();
         assert_eq!(pool.bytes(), 0);
-        assert!(made[..HUGE_PAGE].iter().all(|byte| *byte == 1) && other.iter().all(|byte| *byte == 2));
+        assert!(made.as_ref().iter().all(|byte| *byte == 1) && other.as_ref().iter().all(|byte| *byte == 2));
     }
 
     #[test]

@@ -66,7 +66,7 @@ pub fn read_rate(disk: &dyn ReadAt, units: &[Arc<ReadUnit>]) -> Result<f64, Stor
     let (mut bytes, mut spent) = (0, Duration::ZERO);
     for unit in units {
         let began = Instant::now();
-        unit.read(disk, &mut buffer)?;
+        unit.read(disk, buffer.as_mut())?;
         spent += began.elapsed();
         bytes += unit.bytes();
     }

@@ -1,6 +1,8 @@
 //! Anonymous memory that weights are read into: allocated in huge pages, trimmed, and moved page by page.
 
-use memmap2::MmapMut;
+use std::slice;
+
+use memmap2::{MmapMut, MmapRaw};
 
 use crate::error::StoreError;
 
@@ -17,9 +19,70 @@ pub(crate) fn resident_size(bytes: usize) -> usize {
     if huge - bytes <= HUGE_PAGE_SLACK { huge } else { bytes }
 }
 
+/// Private memory, of which the first bytes are in use. A shared reference reaches those alone, so that the pages behind them can be
+/// returned to the system while tensors refer to the memory.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    map: MmapRaw,
+    used: usize,
+}
+
+impl Memory {
+    fn new(map: MmapMut, used: usize) -> Self {
+        Self { used: used.min(map.len()), map: map.into() }
+    }
+
+    pub fn used(&self) -> usize {
+        self.used
+    }
+
+    pub fn set_used(&mut self, bytes: usize) {
+        self.used = bytes.min(self.map.len());
+    }
+
+    /// Returns whether it begins on a huge page.
+    pub fn has_huge_pages(&self) -> bool {
+        self.map.as_ptr().addr().is_multiple_of(HUGE_PAGE)
+    }
+
+    /// Returns the pages behind the used bytes to the system. They are empty from then on.
+    #[cfg(target_os = "linux")]
+    pub fn trim(&self) {
+        // SAFETY: sysconf takes a number and touches no memory.
+        let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(HUGE_PAGE);
+        let from = self.used.next_multiple_of(page);
+        if from < self.map.len() {
+            let bytes = self.map.len() - from;
+            // SAFETY: the range lies within the mapping, which this owns and which begins on a page. It lies behind the used bytes,
+            // to which `as_ref` gives references; only `as_mut` gives references to it, which exclude `self`.
+            unsafe { libc::madvise(self.map.as_mut_ptr().add(from).cast(), bytes, libc::MADV_DONTNEED) };
+        }
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    pub fn trim(&self) {}
+}
+
+/// The used bytes.
+impl AsRef<[u8]> for Memory {
+    fn as_ref(&self) -> &[u8] {
+        // SAFETY: the mapping is at least as long, was zeroed by the system, and lives as long as `self`. Whatever changes these bytes
+        // borrows `self` mutably: `as_mut` and `set_used`; `trim` leaves them alone.
+        unsafe { slice::from_raw_parts(self.map.as_ptr(), self.used) }
+    }
+}
+
+/// All bytes, used or not.
+impl AsMut<[u8]> for Memory {
+    fn as_mut(&mut self) -> &mut [u8] {
+        // SAFETY: the mapping is as long, was zeroed by the system, and is private to `self`, which is borrowed mutably.
+        unsafe { slice::from_raw_parts_mut(self.map.as_mut_ptr(), self.map.len()) }
+    }
+}
+
 /// Allocates at least so many zeroed bytes. The memory begins on a page, on a huge page where it has some, and may have addresses
 /// behind it that take no memory.
-pub(crate) fn allocate(bytes: usize) -> Result<MmapMut, StoreError> {
+pub(crate) fn allocate(bytes: usize) -> Result<Memory, StoreError> {
     allocate_from(bytes, |_| PageMove::Unavailable)
 }
 
@@ -38,7 +101,7 @@ pub(crate) enum PageMove {
 pub(crate) fn allocate_from(
     bytes: usize,
     move_page: impl Fn(&mut [u8]) -> PageMove,
-) -> Result<MmapMut, StoreError> {
+) -> Result<Memory, StoreError> {
     // Linux aligns a mapping to huge pages only if its length is a multiple of them. Otherwise there is one huge page less and small
     // pages at both ends.
     let length = if bytes < HUGE_PAGE { bytes.max(1) } else { bytes.next_multiple_of(HUGE_PAGE) };
@@ -50,7 +113,7 @@ pub(crate) fn allocate_from(
             std::mem::forget(map);
             allocate(bytes)
         }
-        PageMove::Moved | PageMove::Unavailable => Ok(map),
+        PageMove::Moved | PageMove::Unavailable => Ok(Memory::new(map, bytes)),
     }
 }
 
@@ -111,27 +174,6 @@ pub(crate) fn move_pages(_: &mut [u8], _: &mut [u8]) -> PageMove {
     PageMove::Unavailable
 }
 
-/// Returns the pages behind the first `bytes` of private memory to the system. They are empty from then on.
-#[cfg(target_os = "linux")]
-pub(crate) fn trim(memory: &[u8], bytes: usize) {
-    // SAFETY: sysconf takes a number and touches no memory.
-    let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(HUGE_PAGE);
-    let from = bytes.next_multiple_of(page);
-    if from < memory.len() {
-        // SAFETY: the range lies within the memory, which begins on a page. No tensor lies there: those of the unit end before it.
-        unsafe {
-            libc::madvise(
-                memory.as_ptr().add(from).cast_mut().cast(),
-                memory.len() - from,
-                libc::MADV_DONTNEED,
-            )
-        };
-    }
-}
-
-#[cfg(not(target_os = "linux"))]
-pub(crate) fn trim(_: &[u8], _: usize) {}
-
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
     use std::cell::Cell;
@@ -148,6 +190,7 @@ mod tests {
         };
         let memory = allocate_from(3 * HUGE_PAGE, lost_at_second).unwrap();
         assert_eq!(count.get(), 2);
+        let memory = memory.as_ref();
         assert!(Some(memory.as_ptr()) != first.get() && memory.iter().all(|byte| *byte == 0));
     }
 
@@ -163,12 +206,13 @@ mod tests {
     fn trimming_empties_the_rest_and_nothing_else() {
         let bytes = HUGE_PAGE + 3 * 4096;
         let mut memory = allocate(bytes).unwrap();
-        memory[..bytes].fill(7);
+        memory.as_mut()[..bytes].fill(7);
         for kept in [bytes, HUGE_PAGE + 4096, 5000, 0] {
-            trim(&memory, kept);
-            assert!(memory[..kept].iter().all(|byte| *byte == 7));
+            memory.set_used(kept);
+            memory.trim();
+            assert!(memory.as_ref().len() == kept && memory.as_ref().iter().all(|byte| *byte == 7));
             let page = 64 << 10;
-            assert!(memory.iter().skip(kept.next_multiple_of(page)).all(|byte| *byte == 0));
+            assert!(memory.as_mut().iter().skip(kept.next_multiple_of(page)).all(|byte| *byte == 0));
         }
     }
 }

@@ -6,12 +6,12 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::buffer::DetachFlag;
+use crate::buffer::{BufferGuard, DetachFlag};
 use crate::checkpoint::Checkpoint;
 use crate::encoding::{Encoding, TILE_ROWS, TILE_WORD};
 use crate::error::StoreError;
 use crate::mapping::aligned_copy;
-use crate::memory::{allocate, resident_size, trim};
+use crate::memory::{allocate, resident_size};
 use crate::read_at::{BLOCK, ReadAt};
 use crate::tensor_index::{Span, TensorInfo};
 use crate::tile::{self, SCALE};
@@ -144,30 +144,47 @@ impl ReadUnit {
 pub struct LoadedTensors {
     unit: Arc<ReadUnit>,
     bytes: Bytes,
-    flag: Option<DetachFlag>,
+    /// The owner of the bytes, where they return to a pool or a stream.
+    guard: Option<Arc<BufferGuard>>,
+}
+
+/// Lets `Bytes` own a share of a buffer.
+struct Shared(Arc<BufferGuard>);
+
+impl AsRef<[u8]> for Shared {
+    fn as_ref(&self) -> &[u8] {
+        (*self.0).as_ref()
+    }
 }
 
 impl LoadedTensors {
-    pub(crate) fn new(unit: Arc<ReadUnit>, bytes: Bytes, flag: Option<DetachFlag>) -> Self {
-        Self { unit, bytes, flag }
+    /// A unit that was read into a buffer.
+    pub(crate) fn new(unit: Arc<ReadUnit>, guard: BufferGuard) -> Self {
+        let guard = Arc::new(guard);
+        Self { unit, bytes: Bytes::from_owner(Shared(guard.clone())), guard: Some(guard) }
     }
 
     /// The flag that detaches its buffer, where that returns to a pool or a stream.
     pub fn detach_flag(&self) -> Option<&DetachFlag> {
-        self.flag.as_ref()
+        self.guard.as_ref().map(|guard| guard.detach_flag())
     }
 
-    /// Returns the unused end of its buffer to the system. The buffer is not read into any more.
+    #[cfg(test)]
+    pub(crate) fn bytes(&self) -> &Bytes {
+        &self.bytes
+    }
+
+    /// Returns the unused end of its buffer to the system.
     pub(crate) fn trim(&self) {
-        trim(&self.bytes, self.unit.buffer_bytes);
+        self.guard.iter().for_each(|guard| guard.trim());
     }
 
     /// Copies it to memory of its own, so that the buffer can be reused.
     pub fn copied(&self) -> Result<Self, StoreError> {
         let bytes = self.unit.buffer_bytes;
         let mut copy = allocate(bytes)?;
-        copy[..bytes].copy_from_slice(&self.bytes[..bytes]);
-        Ok(Self { unit: self.unit.clone(), bytes: Bytes::from_owner(copy), flag: None })
+        copy.as_mut()[..bytes].copy_from_slice(&self.bytes[..bytes]);
+        Ok(Self { unit: self.unit.clone(), bytes: Bytes::from_owner(copy), guard: None })
     }
 }
 

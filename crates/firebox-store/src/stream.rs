@@ -13,12 +13,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
-use memmap2::MmapMut;
-
-use crate::buffer::{Buffer, BufferGuard, BufferHome, BufferPool, DetachFlag};
+use crate::buffer::{BufferGuard, BufferHome, BufferPool, DetachFlag};
 use crate::error::StoreError;
-use crate::memory::allocate;
+use crate::memory::{Memory, allocate};
 use crate::read_at::ReadAt;
 use crate::read_unit::{LoadedTensors, ReadUnit};
 use ring::{Request, Ring};
@@ -151,11 +148,7 @@ impl Iterator for Requested<'_> {
         if waited && let Some(observer) = self.shared.observer() {
             observer.waited(unit, began);
         }
-        let loaded = |buffer| {
-            let flag = DetachFlag::default();
-            let unit = &self.shared.units[unit];
-            LoadedTensors::new(unit.clone(), self.shared.lend(buffer, unit, &flag), Some(flag))
-        };
+        let loaded = |buffer| self.shared.lend(buffer, &self.shared.units[unit], DetachFlag::default());
         Some(read.map(loaded))
     }
 }
@@ -173,9 +166,9 @@ impl Drop for Requested<'_> {
 }
 
 impl BufferHome for Shared {
-    fn release(&self, buffer: Buffer, is_detached: bool) {
+    fn release(&self, buffer: Memory, is_detached: bool) {
         if !is_detached {
-            self.state().release(buffer.memory);
+            self.state().release(buffer);
             self.changed.notify_all();
         } else if let Some(pool) = &self.pool {
             pool.put(buffer);
@@ -216,10 +209,10 @@ impl Shared {
         }
     }
 
-    fn read(&self, unit: usize, buffer: Option<MmapMut>) -> Result<MmapMut, StoreError> {
+    fn read(&self, unit: usize, buffer: Option<Memory>) -> Result<Memory, StoreError> {
         let mut buffer = buffer.map_or_else(|| self.allocate(self.buffer_bytes), Ok)?;
         let began = Instant::now();
-        self.units[unit].read(&*self.disk, &mut buffer)?;
+        self.units[unit].read(&*self.disk, buffer.as_mut())?;
         add(&self.counts.reading, began.elapsed());
         self.counts.units.fetch_add(1, Ordering::Relaxed);
         self.counts.bytes.fetch_add(self.units[unit].bytes(), Ordering::Relaxed);
@@ -229,16 +222,16 @@ impl Shared {
         Ok(buffer)
     }
 
-    fn allocate(&self, bytes: usize) -> Result<MmapMut, StoreError> {
+    fn allocate(&self, bytes: usize) -> Result<Memory, StoreError> {
         match &self.pool {
-            Some(pool) => Ok(pool.take(bytes)?.memory),
+            Some(pool) => pool.take(bytes),
             None => allocate(bytes),
         }
     }
 
-    fn lend(self: &Arc<Self>, memory: MmapMut, unit: &ReadUnit, flag: &DetachFlag) -> Bytes {
-        let buffer = Buffer { memory, bytes: unit.buffer_bytes() };
-        Bytes::from_owner(BufferGuard::new(buffer, self.clone(), flag.clone()))
+    fn lend(self: &Arc<Self>, mut memory: Memory, unit: &Arc<ReadUnit>, flag: DetachFlag) -> LoadedTensors {
+        memory.set_used(unit.buffer_bytes());
+        LoadedTensors::new(unit.clone(), BufferGuard::new(memory, self.clone(), flag))
     }
 
     /// The observer, if it follows events now.
@@ -300,10 +293,10 @@ impl Stream {
     /// Reads a unit, of the stream or another one of its checkpoint, into memory of its own instead of a buffer.
     pub fn read(&self, unit: &Arc<ReadUnit>) -> Result<LoadedTensors, StoreError> {
         let mut memory = self.shared.allocate(unit.buffer_bytes())?;
-        unit.read(&*self.shared.disk, &mut memory)?;
+        unit.read(&*self.shared.disk, memory.as_mut())?;
         let flag = DetachFlag::default();
         flag.detach();
-        Ok(LoadedTensors::new(unit.clone(), self.shared.lend(memory, unit, &flag), Some(flag)))
+        Ok(self.shared.lend(memory, unit, flag))
     }
 
     /// Waits for several units that are needed at once. If there are fewer buffers, more are made, but not for several callers at the same
@@ -497,6 +490,9 @@ mod tests {
     use std::path::Path;
 
     use super::ring_harness::check_stream_events as check;
+    use super::*;
+    use crate::checkpoint::Checkpoint;
+    use crate::read_at::ReadMethod;
 
     #[test]
     fn the_fuzzing_corpus() {
@@ -505,6 +501,25 @@ mod tests {
         let handed_out: usize =
             stories.map(|story| check(&std::fs::read(story.unwrap().path()).unwrap())).sum();
         assert!(handed_out > 0);
+    }
+
+    /// The pages behind a detached unit are returned while its tensors are in use.
+    #[test]
+    fn references_to_a_unit_end_where_its_buffer_is_trimmed() {
+        let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/gguf/qwen3_moe/hf");
+        let checkpoint = Checkpoint::open(fixture).unwrap();
+        let names: Vec<_> = checkpoint.tensors().map(|info| info.name.clone()).collect();
+        let unit =
+            |names: &[String]| Arc::new(checkpoint.read_unit(names.iter().map(String::as_str)).unwrap());
+        let (small, large) = (unit(&names[..1]), unit(&names));
+        assert!(small.buffer_bytes() < large.buffer_bytes());
+        let config = StreamConfig { buffers: 1, readers: 1 };
+        let stream =
+            Stream::new(checkpoint.disk(ReadMethod::Buffered), vec![small.clone(), large], config).unwrap();
+        let loaded = stream.take(0).unwrap();
+        assert_eq!(loaded.bytes().len(), small.buffer_bytes());
+        stream.detach(&loaded);
+        assert_eq!(loaded.bytes().len(), small.buffer_bytes());
     }
 
     #[test]

@@ -3,7 +3,6 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -253,8 +252,7 @@ impl HeadFiles {
         let is_there = self.resident_bytes().is_some_and(|resident| resident >= self.bytes());
         let method = if is_there { ReadMethod::Buffered } else { ReadMethod::Direct };
         unit.read(&Files { index, method }, memory.as_mut())?;
-        let flag = memory.detach_flag();
-        Ok(LoadedTensors::new(Arc::new(unit), Bytes::from_owner(memory), Some(flag)))
+        Ok(LoadedTensors::new(Arc::new(unit), memory))
     }
 
     /// Drops the head's pages, from the page cache too unless another process uses them. Later accesses read from the disk

@@ -3,9 +3,8 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use memmap2::MmapMut;
-
 use crate::error::StoreError;
+use crate::memory::Memory;
 
 /// A stream's buffers, what is in them, and what is read into them next.
 pub(super) struct Ring {
@@ -13,9 +12,9 @@ pub(super) struct Ring {
     pub buffers: usize,
     /// How many there are: free, being read into, ready or in use.
     pub made: usize,
-    pub free: Vec<MmapMut>,
+    pub free: Vec<Memory>,
     pub reading: Vec<usize>,
-    pub ready: VecDeque<(usize, Result<MmapMut, StoreError>)>,
+    pub ready: VecDeque<(usize, Result<Memory, StoreError>)>,
     /// Requests in their order.
     requests: Vec<Request>,
     /// Units that could not be read ahead. They are tried again when they are requested.
@@ -63,7 +62,7 @@ impl Ring {
     }
 
     /// Takes back a buffer that was in use.
-    pub fn release(&mut self, buffer: MmapMut) {
+    pub fn release(&mut self, buffer: Memory) {
         if self.made > self.buffers {
             self.made -= 1;
         } else {
@@ -211,7 +210,7 @@ impl Ring {
     }
 
     /// Takes in the result of a read, unless nothing needs it any more.
-    pub fn finish_read(&mut self, unit: usize, read: Result<MmapMut, StoreError>) {
+    pub fn finish_read(&mut self, unit: usize, read: Result<Memory, StoreError>) {
         self.reading.retain(|reading| *reading != unit);
         let is_needed = self.is_needed(unit);
         match read {

@@ -3,10 +3,9 @@
 
 use std::collections::VecDeque;
 
-use memmap2::MmapMut;
-
 use super::ring::Ring;
 use crate::error::StoreError;
+use crate::memory::{Memory, allocate};
 
 /// A model of a ring with its users: readers, waiting requests, and holders of buffers.
 struct RingModel {
@@ -18,8 +17,8 @@ struct RingModel {
     /// time could wait for each other.
     batch: VecDeque<(u64, usize)>,
     /// The buffers of the batch's served requests, held until all of them are served.
-    held: Vec<MmapMut>,
-    lent: Vec<MmapMut>,
+    held: Vec<Memory>,
+    lent: Vec<Memory>,
 }
 
 /// Runs a stream's buffers through the events that bytes encode, and panics where a rule is violated. The first two bytes are
@@ -203,6 +202,6 @@ fn nth<T: Copy>(all: &[T], which: usize) -> Option<T> {
     all.get(which % all.len().max(1)).copied()
 }
 
-fn buffer() -> MmapMut {
-    MmapMut::map_anon(1).expect("a page")
+fn buffer() -> Memory {
+    allocate(1).expect("a page")
 }
