@@ -66,3 +66,40 @@ impl HttpBody for BodyWithDeadline {
         Poll::Ready(Some(Ok(Frame::data(told.into()))))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::task::Waker;
+
+    use super::*;
+
+    /// Polls a body that always has data, once after the other.
+    fn frames(end: Instant) -> [Option<String>; 2] {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let _inside = runtime.enter();
+        let mut body = BodyWithDeadline {
+            body: Some(Body::from("data: piece\n\n")),
+            end: Box::pin(sleep_until(end)),
+            most: Duration::from_secs(3),
+            last: DONE,
+        };
+        let mut context = Context::from_waker(Waker::noop());
+        [(), ()].map(|()| match Pin::new(&mut body).poll_frame(&mut context) {
+            Poll::Ready(frame) => {
+                frame.map(|frame| String::from_utf8(frame.unwrap().into_data().unwrap().into()).unwrap())
+            }
+            Poll::Pending => panic!("there is data"),
+        })
+    }
+
+    #[test]
+    fn a_stream_ends_with_an_error_at_its_deadline() {
+        let now = Instant::now();
+        let [first, second] = frames(now + Duration::from_secs(3600));
+        assert_eq!((first.as_deref(), second), (Some("data: piece\n\n"), None));
+        let [first, second] = frames(now);
+        let told = first.unwrap();
+        assert!(told.contains("longer than the 3 s") && told.ends_with(DONE), "{told}");
+        assert_eq!(second, None);
+    }
+}
