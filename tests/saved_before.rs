@@ -87,7 +87,7 @@ fn a_bundle_of_before_opens_and_says_the_same() {
 }
 
 #[test]
-#[ignore = "writes the fixtures"]
+#[ignore = "helper: writes the fixtures"]
 fn write() {
     if std::env::var_os("FIREBOX_WRITE_BEFORE").is_none() {
         return;

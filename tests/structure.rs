@@ -250,3 +250,30 @@ fn testing_one_crate_rebuilds_no_dependency() {
         assert!(others.is_empty(), "firebox-features lacks features, for {package}: {others:?}");
     }
 }
+
+/// What the reason of an ignored test begins with: `.ci/run` runs `tool`, and `docs/TESTING.md` lists the others.
+const IGNORED: [&str; 4] = ["tool: ", "soak: ", "measure: ", "helper: "];
+
+/// Returns the lines that ignore a test for a reason that is not one of [`IGNORED`], or say that it was skipped.
+fn unrun_tests(text: &str) -> Vec<&str> {
+    let is_unrun = |line: &&str| {
+        let line = line.trim();
+        let reason = line.strip_prefix("#[ignore").map(|rest| rest.trim_start_matches([' ', '=', '"']));
+        reason.is_some_and(|reason| !IGNORED.iter().any(|kind| reason.starts_with(kind)))
+            || ["println!(\"skipped", "println!(\"passed over"].iter().any(|said| line.contains(said))
+    };
+    text.lines().filter(is_unrun).collect()
+}
+
+#[test]
+fn tests_are_ignored_for_a_reason_and_skipped_for_none() {
+    assert_eq!(unrun_tests("#[ignore = \"tool: bash\"]\nprintln!(\"{skipped}\");"), [""; 0]);
+    assert_eq!(unrun_tests("#[ignore]\n").len(), 1);
+    assert_eq!(unrun_tests("#[ignore = \"slow\"]\n").len(), 1);
+    let mut found = Vec::new();
+    for path in sources(&root()).iter().filter(|path| !path.ends_with("tests/structure.rs")) {
+        let text = fs::read_to_string(path).unwrap();
+        found.extend(unrun_tests(&text).iter().map(|line| format!("{}: {}", relative(path), line.trim())));
+    }
+    assert!(found.is_empty(), "tests that are not run: {found:#?}");
+}

@@ -11,6 +11,7 @@ use std::sync::LazyLock;
 
 use firebox_ffi::objects::Model;
 use firebox_ffi::{Ended, FireboxError};
+use firebox_testing::tool::tool;
 
 const WHO: &str = "Who are you?";
 const DOG: &str = "What is my dog called?";
@@ -52,18 +53,12 @@ fn lines(command: &mut Command) -> BTreeMap<String, String> {
     lines.map(|(label, text)| (label.to_owned(), text.to_owned())).collect()
 }
 
-fn is_there(program: &str) -> bool {
-    let there = Command::new(program).arg("--version").output().is_ok_and(|ran| ran.status.success());
-    if !there {
-        println!("skipped: there is no {program}");
-    }
-    there
-}
-
-/// Compiles a C program with the library.
-fn compiled(source: &str, folder: &Path) -> PathBuf {
+/// Compiles a C program with the library, by the compiler that Rust links with.
+#[cfg(unix)]
+fn compiled(source: &str, folder: &Path, options: &[&str]) -> PathBuf {
     let program = folder.join("program");
     let compiled = Command::new("cc")
+        .args(options)
         .args(["-std=c11", "-Wall", "-Wextra", "-Werror", "-I"])
         .args([here("include"), here("tests/c").join(source)])
         .arg("-L")
@@ -143,12 +138,10 @@ fn foreign_files_are_rejected() {
 }
 
 #[test]
+#[cfg(unix)]
 fn c_gets_the_same_answers_as_rust() {
-    if !cfg!(unix) || !is_there("cc") {
-        return;
-    }
     let folder = tempfile::tempdir().unwrap();
-    let program = compiled("say.c", folder.path());
+    let program = compiled("say.c", folder.path(), &[]);
     let lines = lines(Command::new(program).arg(pocket()).arg(folder.path().join("talk.session")));
     let [who, told, superseded] = &*RUST;
     check(
@@ -176,20 +169,34 @@ fn c_gets_the_same_answers_as_rust() {
 }
 
 #[test]
+#[cfg(unix)]
 fn the_c_example_answers_from_the_fact() {
-    if !cfg!(unix) || !is_there("cc") {
-        return;
-    }
     let folder = tempfile::tempdir().unwrap();
-    let out = written(&mut Command::new(compiled("hello.c", folder.path())));
+    let out = written(&mut Command::new(compiled("hello.c", folder.path(), &[])));
     assert!(out.contains("Biscuit"), "{out}");
 }
 
+/// The sanitizer watches what the library allocates and frees, too: it finds memory that C is given and nothing frees, and what is
+/// freed twice.
 #[test]
-fn ctypes_gets_the_same_answers_as_rust() {
-    if !cfg!(unix) || !is_there("python3") {
-        return;
+#[ignore = "tool: AddressSanitizer of the C compiler"]
+fn c_programs_leak_and_corrupt_nothing() {
+    for (source, arguments) in [("say.c", vec![pocket()]), ("hello.c", vec![])] {
+        let folder = tempfile::tempdir().unwrap();
+        let program =
+            compiled(source, folder.path(), &["-g", "-fsanitize=address", "-fno-omit-frame-pointer"]);
+        let mut command = Command::new(program);
+        command.args(arguments).env("ASAN_OPTIONS", "detect_leaks=1");
+        if source == "say.c" {
+            command.arg(folder.path().join("talk.session"));
+        }
+        assert!(!written(&mut command).is_empty());
     }
+}
+
+#[test]
+#[ignore = "tool: python3"]
+fn ctypes_gets_the_same_answers_as_rust() {
     let folder = tempfile::tempdir().unwrap();
     let mut python = Command::new("python3");
     python.arg(here("tests/python/by_ctypes.py")).arg(library()).arg(pocket());
@@ -202,13 +209,10 @@ fn ctypes_gets_the_same_answers_as_rust() {
 }
 
 #[test]
+#[ignore = "tool: uniffi-bindgen"]
 fn uniffi_gets_the_same_answers_as_rust() {
-    let Some(bindgen) = std::env::var_os("FIREBOX_UNIFFI_BINDGEN") else {
-        println!("skipped: FIREBOX_UNIFFI_BINDGEN names no uniffi-bindgen");
-        return;
-    };
     let folder = tempfile::tempdir().unwrap();
-    let made = Command::new(bindgen)
+    let made = Command::new(tool("FIREBOX_UNIFFI_BINDGEN"))
         .arg("generate")
         .arg(library())
         .args(["--language", "python", "--no-format", "--out-dir"])

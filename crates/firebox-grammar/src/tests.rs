@@ -416,7 +416,7 @@ fn many_words(count: usize) -> Arc<Tokenizer> {
 }
 
 #[test]
-#[ignore = "measures; run alone, and in release"]
+#[ignore = "measure: alone, and in release"]
 fn cost_of_a_mask() {
     let tokenizer = many_words(150_000);
     let began = Instant::now();

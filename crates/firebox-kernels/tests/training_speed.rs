@@ -146,7 +146,7 @@ impl Block {
 }
 
 #[test]
-#[ignore]
+#[ignore = "measure: cargo test --release --test training_speed -- --ignored --nocapture"]
 fn blocks() {
     let (block, x) = (Block::new(), leaf([ROWS, WIDTH], 20));
     let products: usize = 4 * WIDTH * HEADS * HEAD + 3 * WIDTH * INNER;
@@ -175,7 +175,7 @@ fn blocks() {
 }
 
 #[test]
-#[ignore]
+#[ignore = "measure: cargo test --release --test training_speed -- --ignored --nocapture"]
 fn parts() {
     let compare = |name: &str, reference: &(dyn Fn() + Sync), own: &(dyn Fn() + Sync)| {
         let [reference, own] = seconds([reference, own]);
@@ -272,7 +272,7 @@ fn parts() {
 
 /// The cost of asking a tensor whether it is recorded.
 #[test]
-#[ignore]
+#[ignore = "measure: cargo test --release --test training_speed -- --ignored --nocapture"]
 fn questions() {
     let x = random::<2>([1, 64], 1);
     let weight = random::<2>([64, 64], 2);

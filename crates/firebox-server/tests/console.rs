@@ -1,6 +1,6 @@
-//! Tests the console in a browser. `FIREBOX_PLAYWRIGHT` names a Python with Playwright; `FIREBOX_CHROMIUM` a
-//! browser, if Playwright has none; `FIREBOX_AXE` the file `axe.min.js` of the package `axe-core`; and
-//! `FIREBOX_PICTURES` a folder for screenshots.
+//! Tests the console in a browser. `FIREBOX_PLAYWRIGHT` names a Python with Playwright, `FIREBOX_CHROMIUM` a
+//! browser, `FIREBOX_AXE` the file `axe.min.js` of the package `axe-core`, and `FIREBOX_PICTURES` a folder for
+//! screenshots, if any are wanted.
 
 #![allow(clippy::unwrap_used)]
 
@@ -11,14 +11,18 @@ use std::process::Command;
 use firebox_runtime::heads::HeadPoolConfig;
 use firebox_runtime::{Model, device};
 use firebox_server::{ApiKeys, Server, ServerConfig};
+use firebox_testing::tool::tool;
 
 #[test]
+#[ignore = "tool: Playwright, Chromium and axe-core"]
 fn the_console_chats_and_shows_the_engine() {
-    let Some(python) = std::env::var_os("FIREBOX_PLAYWRIGHT") else {
-        println!("skipped: FIREBOX_PLAYWRIGHT names no Python that has Playwright");
-        return;
-    };
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut drive = Command::new(tool("FIREBOX_PLAYWRIGHT"));
+    drive.arg(here.join("tests/console/drive.py"));
+    drive.arg("--chromium").arg(tool("FIREBOX_CHROMIUM")).arg("--axe").arg(tool("FIREBOX_AXE"));
+    if let Some(folder) = std::env::var_os("FIREBOX_PICTURES") {
+        drive.arg("--pictures").arg(folder);
+    }
     let model = Model::open(here.join("../../assets/pocket"), &device("cpu").unwrap()).unwrap();
     let model = model.with_heads(HeadPoolConfig::patient()).unwrap();
     let folder = tempfile::tempdir().unwrap();
@@ -31,15 +35,7 @@ fn the_console_chats_and_shows_the_engine() {
     let server = Server::bind(config, vec![("pocket".into(), model)]).unwrap();
     let (address, stop) = (server.address(), server.stop());
     let running = std::thread::spawn(|| server.run());
-    let mut drive = Command::new(python);
-    drive.arg(here.join("tests/console/drive.py")).arg(format!("http://{address}"));
-    for (option, variable) in
-        [("--chromium", "FIREBOX_CHROMIUM"), ("--axe", "FIREBOX_AXE"), ("--pictures", "FIREBOX_PICTURES")]
-    {
-        if let Some(value) = std::env::var_os(variable) {
-            drive.arg(option).arg(value);
-        }
-    }
+    drive.arg(format!("http://{address}"));
     let driven = drive.status().unwrap();
     stop.stop();
     running.join().unwrap().unwrap();

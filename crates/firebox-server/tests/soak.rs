@@ -105,7 +105,7 @@ fn a_short_soak_is_correct_and_leaks_nothing() {
 }
 
 #[test]
-#[ignore = "an hour: FIREBOX_SOAK_SECONDS=3600 cargo test --test soak -- --ignored --nocapture"]
+#[ignore = "soak: an hour: FIREBOX_SOAK_SECONDS=3600 cargo test --test soak -- --ignored --nocapture"]
 fn a_soak_is_correct_and_leaks_nothing() {
     let time = Duration::from_secs(number("FIREBOX_SOAK_SECONDS", 3600));
     // A server a minute, at least twelve to see growth.

@@ -6,3 +6,4 @@ pub mod grammar;
 pub mod model;
 #[cfg(feature = "heads")]
 pub mod test_heads;
+pub mod tool;

@@ -1,5 +1,6 @@
 //! Published chat templates compared with `transformers`. `render_published.py` fetches them and records the expected output in the
-//! folder named by `FIREBOX_TEMPLATES`; without it this test is skipped.
+//! folder that `FIREBOX_TEMPLATES` names.
+
 #![allow(
     clippy::unwrap_used,
     clippy::print_stdout,
@@ -9,6 +10,7 @@
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
+use firebox_testing::tool::tool;
 use firebox_text::{ChatTemplate, Message, TemplateOptions};
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -66,12 +68,9 @@ fn parting(found: &str, expected: &str) -> String {
 }
 
 #[test]
+#[ignore = "tool: chat templates of llama.cpp, and transformers"]
 fn published_templates_render_as_in_transformers() {
-    let Some(folder) = std::env::var_os("FIREBOX_TEMPLATES") else {
-        println!("passed over: FIREBOX_TEMPLATES does not say where render_published.py wrote to");
-        return;
-    };
-    let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let files = std::fs::read_dir(tool("FIREBOX_TEMPLATES")).unwrap().map(|entry| entry.unwrap().path());
     let mut files: Vec<PathBuf> =
         files.filter(|path| path.extension().is_some_and(|kind| kind == "json")).collect();
     files.sort();

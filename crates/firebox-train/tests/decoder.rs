@@ -156,7 +156,7 @@ impl firebox_store::Tensors for Unembedding<'_> {
 
 /// Steps a second of a head of a quarter of the layers, from what its trunk has left and through the trunk.
 #[test]
-#[ignore = "measures"]
+#[ignore = "measure: cargo test --release --test decoder -- --ignored --nocapture"]
 fn what_the_trunk_has_left_saves_the_trunk() {
     let config = serde_json::json!({
         "model_type": "qwen3", "vocab_size": 1024, "hidden_size": 256, "intermediate_size": 768,

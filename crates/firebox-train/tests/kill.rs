@@ -34,7 +34,7 @@ fn train_in(folder: &Path) {
 
 /// The child process that the other tests start.
 #[test]
-#[ignore = "started by other tests"]
+#[ignore = "helper: of tests that kill it"]
 fn child() {
     if let Some(folder) = std::env::var_os(FOLDER) {
         train_in(Path::new(&folder));
@@ -118,7 +118,7 @@ fn runs_that_are_killed_go_on_to_the_same_bits() {
 }
 
 #[test]
-#[ignore = "takes minutes where syncing files is slow"]
+#[ignore = "soak: minutes where syncing files is slow"]
 fn runs_that_are_killed_two_hundred_times_go_on_to_the_same_bits() {
     println!("{}", kill_and_resume(200));
 }

@@ -149,7 +149,7 @@ fn is_common(key: &str) -> bool {
 
 /// The other half of the test above, in a process of its own.
 #[test]
-#[ignore = "is run by another test"]
+#[ignore = "helper: of tests of other arguments"]
 #[allow(clippy::print_stdout)]
 fn tells_what_a_line_comes_to() {
     let line: Vec<OsString> =

@@ -20,10 +20,8 @@ fn every_shell_has_a_script_that_knows_the_commands() {
 
 /// Bash completes a command from its first letters.
 #[test]
+#[ignore = "tool: bash"]
 fn bash_completes_by_it() {
-    if Command::new("bash").arg("--version").output().is_err() {
-        return;
-    }
     let script = firebox_with(["completions", "bash"]).ends_with(0).stdout;
     let ask =
         "COMP_WORDS=(firebox doc) COMP_CWORD=1; _firebox firebox doc firebox; echo \"${COMPREPLY[@]}\"\n";

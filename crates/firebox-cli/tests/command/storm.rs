@@ -19,7 +19,7 @@ const TOLERANCE: f64 = 0.85;
 
 /// Takes and releases memory at random; the storm starts it as a process of its own.
 #[test]
-#[ignore = "the storm's helper"]
+#[ignore = "helper: of the storm"]
 fn helper() {
     if std::env::var_os("FIREBOX_STORM_HELPER").is_none() {
         return;
@@ -38,7 +38,7 @@ fn helper() {
 
 /// No run is killed or says another token, and runs that keep layers are not slower than runs that keep none.
 #[test]
-#[ignore = "takes ten minutes (FIREBOX_STORM_SECONDS for others) and the right to make control groups"]
+#[ignore = "soak: ten minutes (FIREBOX_STORM_SECONDS for others) and the right to make control groups"]
 fn a_storm_of_memory_pressure_is_weathered() {
     let seconds = std::env::var("FIREBOX_STORM_SECONDS").map_or(600, |text| text.parse().unwrap());
     let folder = tempfile::tempdir().unwrap();

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use firebox_model::EncoderInput;
+use firebox_testing::tool::tool;
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use serde_json::{Value, json};
 
@@ -308,14 +309,10 @@ fn a_cross_encoder_scores_pairs() {
     }
 }
 
-/// All-MiniLM-L6-v2, if `FIREBOX_MINILM` says where it is.
 #[test]
+#[ignore = "tool: all-MiniLM-L6-v2"]
 fn a_published_encoder_tells_what_texts_are_about() {
-    let Ok(path) = std::env::var("FIREBOX_MINILM") else {
-        println!("FIREBOX_MINILM names no encoder; nothing was ranked");
-        return;
-    };
-    let model = Model::open(path, &device("cpu").unwrap()).unwrap();
+    let model = Model::open(tool("FIREBOX_MINILM"), &device("cpu").unwrap()).unwrap();
     let documents =
         ["The cat sleeps on the sofa.", "Interest rates rose again.", "Paris is the capital of France."];
     for (query, best) in [("a kitten napping", 0), ("news about banks", 1), ("Which city governs France?", 2)]

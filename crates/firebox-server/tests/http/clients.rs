@@ -1,8 +1,10 @@
-//! Tests with unmodified third-party clients. Each runs only if its environment variable is set.
+//! Tests with unmodified third-party clients, which `.ci/tools` installs.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::Command;
+
+use firebox_testing::tool::tool;
 
 use crate::client::{Running, gguf};
 use crate::tools::{TAGGED, pocket};
@@ -14,11 +16,7 @@ fn serving() -> (tempfile::TempDir, Running) {
 }
 
 fn drive(variable: &str, script: &str) {
-    let Some(program) = std::env::var_os(variable) else {
-        println!("passed over: {variable} does not say by what to run {script}");
-        return;
-    };
-    drives(Command::new(&program).arg(ours(script)));
+    drives(Command::new(tool(variable)).arg(ours(script)));
 }
 
 /// Returns the path of a client in this repository.
@@ -41,21 +39,17 @@ fn apart() -> [(&'static str, OsString); 2] {
     [("NO_PROXY", "127.0.0.1".into()), ("no_proxy", "127.0.0.1".into())]
 }
 
-/// Needs `FIREBOX_OPENAI_PYTHON`, a Python with the package `openai`.
 #[test]
+#[ignore = "tool: openai for Python"]
 fn the_official_python_package() {
     drive("FIREBOX_OPENAI_PYTHON", "openai_python.py");
 }
 
-/// Needs `FIREBOX_OPENAI_NODE`, a folder whose `node_modules` contains `openai`.
 #[test]
+#[ignore = "tool: openai for Node"]
 fn the_official_node_package() {
-    let Some(folder) = std::env::var_os("FIREBOX_OPENAI_NODE") else {
-        println!("passed over: FIREBOX_OPENAI_NODE does not say where the package is");
-        return;
-    };
     // Node looks for modules beside the script.
-    let script = PathBuf::from(folder).join("firebox-client.mjs");
+    let script = PathBuf::from(tool("FIREBOX_OPENAI_NODE")).join("firebox-client.mjs");
     std::fs::copy(ours("openai_node.mjs"), &script).unwrap();
     let (_folder, server) = serving();
     let url = format!("http://{}/v1", server.address);
@@ -65,13 +59,11 @@ fn the_official_node_package() {
     server.comes_to("firebox_running_requests", 0);
 }
 
-/// Needs `FIREBOX_ASYNC_OPENAI`, a folder to build the `async-openai` client in.
+/// `FIREBOX_ASYNC_OPENAI` names the folder that the client is built in.
 #[test]
+#[ignore = "tool: async-openai"]
 fn async_openai() {
-    let Some(folder) = std::env::var_os("FIREBOX_ASYNC_OPENAI") else {
-        println!("passed over: FIREBOX_ASYNC_OPENAI does not say where to build its client");
-        return;
-    };
+    let folder = tool("FIREBOX_ASYNC_OPENAI");
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let built = Command::new(cargo)
         .args(["build", "--locked", "--manifest-path"])
@@ -83,8 +75,8 @@ fn async_openai() {
     drives(&mut Command::new(PathBuf::from(folder).join("debug/firebox-async-openai")));
 }
 
-/// Needs `FIREBOX_LANGCHAIN_PYTHON`, a Python with the package `langchain-openai`.
 #[test]
+#[ignore = "tool: langchain-openai"]
 fn a_langchain_model() {
     drive("FIREBOX_LANGCHAIN_PYTHON", "langchain_model.py");
 }
