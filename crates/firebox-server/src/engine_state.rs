@@ -61,7 +61,7 @@ pub(crate) async fn state(State(app): State<Arc<App>>) -> Result<Json<Value>, Ap
     get,
     path = "/v1/engine/events",
     tag = "server",
-    responses((status = 200, description = "Snapshots", body = String, content_type = "text/event-stream"), ApiError)
+    responses((status = 200, description = "Snapshots", body = crate::schema::StreamEvent, content_type = "text/event-stream"), ApiError)
 ))]
 pub(crate) async fn events(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
     let Some(watcher) = app.watchers.enter(app.telemetry.timeline()) else {

@@ -164,7 +164,7 @@ pub(crate) async fn end(SessionRequest { app, scope, params: id }: SessionReques
     tag = "sessions",
     params(("id" = String, Path, description = "The session")),
     request_body = schema::SessionQuestion,
-    responses((status = 200, description = "The answer, or events with its parts", content((schema::SessionAnswer = "application/json"), (String = "text/event-stream"))), ApiError)
+    responses((status = 200, description = "The answer, or events with its parts", content((schema::SessionAnswer = "application/json"), (crate::schema::StreamEvent = "text/event-stream"))), ApiError)
 ))]
 pub(crate) async fn say_in(request: SessionRequest, JsonBody(body): JsonBody) -> Result<Response, ApiError> {
     sse::respond(body["stream"] == true, sse::DONE, answer(request, body)).await

@@ -73,6 +73,8 @@ fn every_route_is_documented() {
         let responses = operation["responses"].as_object().unwrap();
         let well = responses.iter().find(|(status, _)| status.starts_with('2')).unwrap().1;
         assert!(well.get("content").is_some() || responses.contains_key("204"), "{name}");
+        let events = &well["content"]["text/event-stream"]["schema"];
+        assert!(events.is_null() || events["$ref"] == "#/components/schemas/StreamEvent", "{name}: {events}");
         let wrong = &responses["4XX"]["content"]["application/json"]["schema"]["$ref"];
         assert_eq!(wrong, "#/components/schemas/ErrorBody", "{name}");
         assert!(operation["description"].is_string() || operation["summary"].is_string(), "{name}");
