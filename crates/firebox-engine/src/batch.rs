@@ -12,10 +12,12 @@ use firebox_runtime::session::{BatchPass, NextChunk};
 use firebox_runtime::{Finish, PrefixTree, Session};
 
 use crate::clock::Clock;
+use crate::embedding_request::RunningEmbeddings;
 use crate::error::EngineError;
 use crate::event::Event;
-use crate::prefill_chunks::{PrefillBudget, Prompt, prefill_chunks};
-use crate::prefill_pacer::{PrefillPacer, Work};
+use crate::in_flight::{BatchEntry, EmbeddingEntry, InFlightPass, StepResult, sessions};
+use crate::pass_chunks::PassChunks;
+use crate::prefill_pacer::PrefillPacer;
 use crate::sequence::{Need, RequestId, Sequence};
 use crate::shield::{computed, shielded};
 
@@ -31,6 +33,8 @@ pub(crate) struct Batch {
     decoder: Arc<Decoder>,
     prefixes: PrefixTree,
     sequences: Vec<Sequence>,
+    /// Texts that are embedded: they go through the layers in passes of prompts.
+    pub embeddings: RunningEmbeddings,
     decoding: Option<InFlightPass>,
     prefilling: Option<InFlightPass>,
     /// The entries of the pass that a step under way has taken from its slot.
@@ -44,60 +48,6 @@ pub(crate) struct Batch {
     drafting: Duration,
 }
 
-/// A pass under way.
-#[derive(Debug)]
-struct InFlightPass {
-    pass: BatchPass,
-    entries: Arc<[BatchEntry]>,
-    /// Steps of the pass: the blocks from the first on, then the unembedding.
-    steps: usize,
-    took: Duration,
-}
-
-impl InFlightPass {
-    fn rows(&self) -> usize {
-        self.entries.iter().map(|entry| entry.tokens).sum()
-    }
-
-    fn work(&self) -> Work {
-        self.entries.iter().map(|entry| Work::new(entry.tokens, entry.before)).sum()
-    }
-}
-
-#[derive(Debug)]
-struct BatchEntry {
-    id: RequestId,
-    tokens: usize,
-    /// Tokens in its cache before the pass.
-    before: usize,
-    /// Whether the pass covers all tokens of the sequence, so that logits are needed.
-    needs_logits: bool,
-    /// Whether it is prefill: a prompt, or evicted tokens that are recomputed.
-    is_prefill: bool,
-    /// Draft tokens at its end.
-    drafted: usize,
-}
-
-impl BatchEntry {
-    /// Returns after how many of its last tokens logits are needed.
-    fn logits(&self) -> usize {
-        if self.needs_logits { 1 + self.drafted } else { 0 }
-    }
-}
-
-/// The result of one step.
-#[derive(Debug, Default)]
-pub(crate) struct StepResult {
-    /// How long the layer took; `None` if none ran.
-    pub took: Option<Duration>,
-    /// The request of each token that was chosen.
-    pub tokens: Vec<RequestId>,
-    /// Requests that have ended.
-    pub ended: Vec<RequestId>,
-    /// Sequences that found the page pool exhausted.
-    pub starved: Vec<RequestId>,
-}
-
 /// The sink of events.
 pub(crate) type EventSink<'t> = &'t mut dyn FnMut(RequestId, Event);
 
@@ -107,6 +57,7 @@ impl Batch {
             decoder,
             prefixes,
             sequences: Vec::new(),
+            embeddings: RunningEmbeddings::default(),
             decoding: None,
             prefilling: None,
             stepping: None,
@@ -173,7 +124,7 @@ impl Batch {
 
     fn in_pass(&self) -> impl Iterator<Item = RequestId> {
         let in_flight = self.decoding.iter().chain(&self.prefilling);
-        in_flight.flat_map(|in_flight| in_flight.entries.iter()).map(|entry| entry.id)
+        in_flight.flat_map(InFlightPass::requests)
     }
 
     /// Returns whether a pass is under way or a sequence can go on.
@@ -181,6 +132,7 @@ impl Batch {
         self.decoding.is_some()
             || self.prefilling.is_some()
             || self.sequences.iter().any(|one| !one.held || one.cancelled)
+            || self.embeddings.iter().any(|one| !one.held || one.cancelled)
     }
 
     pub fn upcoming_layer(&self) -> usize {
@@ -206,7 +158,8 @@ impl Batch {
         let mut result = StepResult::default();
         let began = clock.now();
         self.complete_cancelled(clock, sink, &mut result);
-        let Some(need) = self.choose_pass(sink, &mut result) else { return result };
+        self.embeddings.yields &= !self.sequences.is_empty();
+        let Some(need) = self.choose_pass(clock, sink, &mut result) else { return result };
         let decoder = self.decoder.clone();
         // A session outside the engine may have begun a pass since readiness was checked.
         let Some(_guard) = decoder.try_stream() else { return result };
@@ -214,15 +167,26 @@ impl Batch {
         self.stepping = Some(in_flight.entries.clone());
         let layers = self.decoder.layers();
         let first = in_flight.pass.next_layer();
+        let is_joint = !self.has_two_passes() && in_flight.is_prefill();
         let ends = first == layers;
         let done = if ends { Ok(()) } else { self.run_layer(&mut in_flight) };
         let layer = clock.now().saturating_sub(began);
         in_flight.took += layer;
         // A recorded step runs all layers at once.
         let ran = in_flight.pass.next_layer().saturating_sub(first).max(1);
-        self.pacer.record_layer(need, in_flight.work(), layer / ran as u32);
+        let layer = layer / ran as u32;
+        match need {
+            _ if is_joint => self.pacer.record_joint_layer(in_flight.prefill_work(), layer),
+            // A pass over streamed weights that only decodes.
+            Need::Prefill if !in_flight.is_prefill() => {
+                self.pacer.record_layer(Need::Decode, in_flight.work(), layer);
+            }
+            need => self.pacer.record_layer(need, in_flight.work(), layer),
+        }
         match done {
-            Err(error) => self.fail(&in_flight.entries, error, sink, &mut result),
+            Err(error) => {
+                self.fail(&in_flight.entries, &in_flight.embeddings, error, sink, &mut result);
+            }
             // A step for the unembedding lets the engine wait for its weights like for those of a layer.
             Ok(())
                 if in_flight.pass.next_layer() < layers
@@ -251,13 +215,20 @@ impl Batch {
     }
 
     /// Chooses the pass that gets the next layer, and begins it if necessary.
-    fn choose_pass(&mut self, sink: EventSink<'_>, result: &mut StepResult) -> Option<Need> {
+    fn choose_pass(
+        &mut self,
+        clock: &dyn Clock,
+        sink: EventSink<'_>,
+        result: &mut StepResult,
+    ) -> Option<Need> {
         if self.decoding.is_some() {
             return Some(Need::Decode);
         }
         if !self.has_two_passes() {
             if self.prefilling.is_none() {
-                self.prefilling = self.begin(&[Need::Decode, Need::Prefill], sink, result);
+                let decodes_alone = self.has_waiting(Need::Decode) && self.pacer.measures_decoding();
+                let needs = if decodes_alone { &[Need::Decode][..] } else { &[Need::Decode, Need::Prefill] };
+                self.prefilling = self.begin(needs, clock, sink, result);
             }
             return self.prefilling.is_some().then_some(Need::Prefill);
         }
@@ -270,27 +241,33 @@ impl Batch {
         };
         order.into_iter().find(|&need| {
             if self.slot(need).is_none() {
-                *self.slot(need) = self.begin(&[need], sink, result);
+                *self.slot(need) = self.begin(&[need], clock, sink, result);
             }
             self.slot(need).is_some()
         })
     }
 
     fn has_waiting(&self, need: Need) -> bool {
+        let texts = || self.embeddings.prompts(&self.pacer).any(|(id, _)| !self.is_in_pass(id));
         self.sequences.iter().any(|one| !one.held && one.need() == need && !self.is_in_pass(one.id))
+            || (need == Need::Prefill && texts())
     }
 
     /// Begins a pass of all sequences with one of these needs.
     fn begin(
         &mut self,
         needs: &[Need],
+        clock: &dyn Clock,
         sink: EventSink<'_>,
         result: &mut StepResult,
     ) -> Option<InFlightPass> {
         if needs.contains(&Need::Decode) {
             self.draft();
         }
-        let lengths = self.chunk_lengths(needs);
+        let in_pass: Vec<RequestId> = self.in_pass().collect();
+        let layers = self.decoder.layers();
+        let PassChunks { lengths, texts } =
+            PassChunks::new(needs, &self.sequences, &self.embeddings, &in_pass, &self.pacer, layers);
         let mut chunks: Vec<(usize, NextChunk)> = Vec::new();
         let mut failed = Vec::new();
         let mut order: Vec<usize> = (0..lengths.len()).filter(|&at| lengths[at] > 0).collect();
@@ -328,7 +305,29 @@ impl Batch {
         for (id, error) in failed {
             self.drop_failed(id, error, sink, result);
         }
-        self.begin_with(chunks, sink, result)
+        let mut embeddings = Vec::new();
+        for (id, rows) in texts {
+            match self.embeddings.next_chunk(id, rows) {
+                Some(Ok(chunk)) => embeddings.push(EmbeddingEntry { id, chunk }),
+                // Answers free pages when they end.
+                Some(Err(error)) if error.is_pool_exhausted() && !self.sequences.is_empty() => {}
+                Some(Err(error)) if error.is_pool_exhausted() => result.starved.push(id),
+                Some(Err(error)) => self.drop_failed(id, error, sink, result),
+                None => {}
+            }
+        }
+        if result.starved.is_empty() {
+            self.embeddings.yields = false;
+        }
+        self.begin_with(chunks, embeddings, clock, sink, result)
+    }
+
+    /// Gives up the pages of texts that are in no pass, for answers that found none. They take none before these had another
+    /// chance. Returns whether texts have or had any.
+    pub fn yield_pages(&mut self, starved: &[RequestId]) -> bool {
+        let in_pass: Vec<RequestId> = self.in_pass().collect();
+        let answers = self.sequences.iter().any(|sequence| starved.contains(&sequence.id));
+        answers && self.embeddings.yield_pages(&in_pass)
     }
 
     /// Drafts tokens for the sequences of the next decode pass.
@@ -358,57 +357,16 @@ impl Batch {
         self.drafting = began.elapsed();
     }
 
-    /// Returns how many tokens of every sequence a pass takes.
-    fn chunk_lengths(&self, needs: &[Need]) -> Vec<usize> {
-        let joins = |one: &Sequence| !one.held && needs.contains(&one.need()) && !self.is_in_pass(one.id);
-        let (mut lengths, mut limit) = (vec![0; self.sequences.len()], usize::MAX);
-        let (mut prefilled, mut prompts) = (Vec::new(), Vec::new());
-        for (at, one) in self.sequences.iter().enumerate().filter(|(_, one)| joins(one)) {
-            if one.need() == Need::Decode {
-                lengths[at] = one.session.uncached_tokens();
-                continue;
-            }
-            let Sequence { session, priority, prefix_end, .. } = one;
-            limit = limit.min(session.chunk());
-            let before = session.cache().len();
-            // A pass stops where recurrent states are to be cached for other requests.
-            let rest = prefix_end.and_then(|end| end.checked_sub(before)).filter(|rest| *rest > 0);
-            let tokens = rest.map_or(session.uncached_tokens(), |rest| rest.min(session.uncached_tokens()));
-            prompts.push(Prompt {
-                priority: *priority,
-                tokens,
-                row: self.pacer.layer_seconds(Work::new(1, before)),
-            });
-            prefilled.push(at);
-        }
-        let budget = self.prefill_budget(needs, &prompts).at_most(limit);
-        for (at, tokens) in prefilled.into_iter().zip(prefill_chunks(budget, &prompts)) {
-            lengths[at] = tokens;
-        }
-        lengths
-    }
-
-    /// Returns how much of the prompts a pass takes.
-    fn prefill_budget(&self, needs: &[Need], prompts: &[Prompt]) -> PrefillBudget {
-        let row = prompts.iter().map(|prompt| prompt.row).fold(0.0, f64::max);
-        let decoding = self.sequences.iter().any(|one| !one.held && one.need() == Need::Decode);
-        match needs {
-            // With several prompts, one may begin to decode while the pass of the others goes on.
-            [Need::Prefill] if decoding || prompts.len() > 1 => self.pacer.beside(row),
-            [Need::Prefill] => self.pacer.alone(self.decoder.layers(), row),
-            // Weights that are streamed are read once for the whole pass.
-            _ => PrefillBudget::ALL,
-        }
-    }
-
-    /// Begins a pass over these chunks, each with the index of its sequence.
+    /// Begins a pass over these chunks, each with the index of its sequence, and over chunks of texts.
     fn begin_with(
         &mut self,
         chunks: Vec<(usize, NextChunk)>,
+        embeddings: Vec<EmbeddingEntry>,
+        clock: &dyn Clock,
         sink: EventSink<'_>,
         result: &mut StepResult,
     ) -> Option<InFlightPass> {
-        if chunks.is_empty() {
+        if chunks.is_empty() && embeddings.is_empty() {
             return None;
         }
         let prefilled: Vec<RequestId> =
@@ -424,14 +382,18 @@ impl Batch {
         let inputs: Vec<(&Session, &NextChunk)> =
             chunks.iter().map(|(at, chunk)| (&self.sequences[*at].session, chunk)).collect();
         let has_logits = entries.iter().any(|entry| entry.needs_logits);
-        let trunk =
-            self.decoder.split().filter(|_| inputs.iter().all(|(session, _)| session.head().is_some()));
+        let has_heads = embeddings.is_empty() && inputs.iter().all(|(session, _)| session.head().is_some());
+        let trunk = self.decoder.split().filter(|_| has_heads);
         let steps = trunk.unwrap_or(self.decoder.layers() + usize::from(has_logits));
         let decoder = self.decoder.clone();
-        match computed(&decoder, || Ok(BatchPass::begin(&decoder, &inputs, has_logits)?)) {
-            Ok(pass) => Some(InFlightPass { pass, entries, steps, took: Duration::ZERO }),
+        let texts = self.embeddings.inputs(&embeddings);
+        match computed(&decoder, || Ok(BatchPass::begin(&decoder, &inputs, texts, has_logits)?)) {
+            Ok(pass) => {
+                let (began, took) = (clock.now(), Duration::ZERO);
+                Some(InFlightPass { pass, entries, embeddings, steps, began, took })
+            }
             Err(error) => {
-                self.fail(&entries, error, sink, result);
+                self.fail(&entries, &embeddings, error, sink, result);
                 None
             }
         }
@@ -439,16 +401,10 @@ impl Batch {
 
     fn run_layer(&mut self, in_flight: &mut InFlightPass) -> Result<(), EngineError> {
         let decoder = self.decoder.clone();
-        let mut sessions = self.sessions(&in_flight.entries);
-        computed(&decoder, || Ok(in_flight.pass.step(&decoder, &mut sessions)?))
-    }
-
-    /// Returns the sessions of these entries, which have the order of the sequences.
-    fn sessions(&mut self, entries: &[BatchEntry]) -> Vec<&mut Session> {
-        let mut entries = entries.iter().peekable();
-        let sequences = self.sequences.iter_mut();
-        let mine = sequences.filter(|one| entries.next_if(|entry| entry.id == one.id).is_some());
-        mine.map(|one| &mut one.session).collect()
+        let InFlightPass { pass, entries, embeddings, .. } = in_flight;
+        let mut sessions = sessions(&mut self.sequences, entries);
+        let mut texts = self.embeddings.caches(embeddings);
+        computed(&decoder, || Ok(pass.step(&decoder, &mut sessions, &mut texts)?))
     }
 
     /// Ends a pass: caches prefixes, chooses tokens and removes sequences that have ended.
@@ -460,13 +416,23 @@ impl Batch {
         sink: EventSink<'_>,
         result: &mut StepResult,
     ) {
-        let rows = in_flight.rows();
-        let InFlightPass { pass, entries, took, .. } = in_flight;
-        let is_prefill = entries.iter().any(|entry| entry.is_prefill);
-        if is_prefill && entries.iter().any(|entry| entry.tokens > 1) {
+        let (rows, sequences, is_prefill) = (in_flight.rows(), in_flight.sequences(), in_flight.is_prefill());
+        if is_prefill && rows > sequences {
             self.prefill_rows = self.prefill_rows.max(rows);
         }
         let began = clock.now();
+        self.collect_vectors(&in_flight, sink, result);
+        let InFlightPass { pass, entries, took, began: pass_began, .. } = in_flight;
+        let record = |batch: &mut Self, logits: usize, took: Duration| {
+            let passed = Passed { sequences, rows, logits };
+            let wall = clock.now().saturating_sub(pass_began);
+            match batch.has_two_passes() {
+                true => batch.pacer.record_pass(need, took),
+                false if is_prefill => batch.pacer.record_joint_pass(rows - entries.len()),
+                false => batch.pacer.record_pass(Need::Decode, wall),
+            }
+            batch.decoder.end_pass(passed, took);
+        };
         let mut cached = Vec::new();
         for entry in entries.iter() {
             if let Some(sequence) = self.get_mut(entry.id) {
@@ -485,18 +451,18 @@ impl Batch {
         }
         let counts: Vec<usize> = entries.iter().map(BatchEntry::logits).collect();
         let logit_rows = counts.iter().sum();
-        let passed = Passed { sequences: entries.len(), rows, logits: logit_rows };
         if logit_rows == 0 {
-            return self.record_pass(need, passed, took);
+            record(self, logit_rows, took + clock.now().saturating_sub(began));
+            return self.release_after_prompts();
         }
         let decoder = self.decoder.clone();
         let logits = match computed(&decoder, || Ok(pass.logits(&decoder, &counts)?)) {
             Ok(logits) => logits,
-            Err(error) => return self.fail(&entries, error, sink, result),
+            Err(error) => return self.fail(&entries, &[], error, sink, result),
         };
         let now = clock.now();
         let took = took + now.saturating_sub(began);
-        self.record_pass(need, passed, took);
+        record(self, logit_rows, took);
         if !is_prefill {
             self.costs.record(rows, took.saturating_sub(self.drafting));
         }
@@ -526,14 +492,51 @@ impl Batch {
                 }
             }
         }
-        if self.prefilling.is_none() && !self.has_waiting(Need::Prefill) {
-            release_after_prompt(mem::take(&mut self.prefill_rows));
+        self.release_after_prompts();
+    }
+
+    /// Takes the states of a pass's texts, and returns the vectors of those that are complete.
+    fn collect_vectors(&mut self, in_flight: &InFlightPass, sink: EventSink<'_>, result: &mut StepResult) {
+        if in_flight.embeddings.is_empty() {
+            return;
+        }
+        let decoder = self.decoder.clone();
+        let mut states = match computed(&decoder, || Ok(in_flight.pass.states(&decoder))) {
+            Ok(states) => states.into_iter(),
+            Err(error) => return self.fail(&[], &in_flight.embeddings, error, sink, result),
+        };
+        for EmbeddingEntry { id, chunk } in &in_flight.embeddings {
+            let mine: Vec<_> = states.by_ref().take(chunk.pieces()).collect();
+            let Some(request) = self.embeddings.get_mut(*id) else { continue };
+            match computed(&decoder, || Ok(request.embedding.finish_chunk(chunk, mine)?)) {
+                Err(error) => self.drop_failed(*id, error, sink, result),
+                Ok(vectors) => {
+                    result.tokens.push(*id);
+                    request.has_vectors |= !vectors.is_empty();
+                    let is_done = request.embedding.remaining() == 0;
+                    if !vectors.is_empty() && !request.cancelled {
+                        sink(*id, Event::Vectors(vectors));
+                    }
+                    if is_done {
+                        self.complete_embedding(*id, sink, result);
+                    }
+                }
+            }
         }
     }
 
-    fn record_pass(&mut self, need: Need, passed: Passed, took: Duration) {
-        self.pacer.record_pass(need, took);
-        self.decoder.end_pass(passed, took);
+    fn complete_embedding(&mut self, id: RequestId, sink: EventSink<'_>, result: &mut StepResult) {
+        if let Some(request) = self.embeddings.take(id) {
+            sink(id, request.finished());
+            result.ended.push(id);
+        }
+    }
+
+    /// Releases what passes of prompts and texts have left once there are no more.
+    fn release_after_prompts(&mut self) {
+        if self.prefilling.is_none() && !self.has_waiting(Need::Prefill) {
+            release_after_prompt(mem::take(&mut self.prefill_rows));
+        }
     }
 
     fn complete(&mut self, id: RequestId, now: Duration, sink: EventSink<'_>, result: &mut StepResult) {
@@ -556,16 +559,25 @@ impl Batch {
             }
             self.complete(id, clock.now(), sink, result);
         }
+        let cancelled = self.embeddings.iter().filter(|one| one.cancelled && !self.is_in_pass(one.id));
+        let cancelled: Vec<RequestId> = cancelled.map(|one| one.id).collect();
+        for id in cancelled {
+            self.complete_embedding(id, sink, result);
+        }
     }
 
     fn fail(
         &mut self,
         entries: &[BatchEntry],
+        embeddings: &[EmbeddingEntry],
         error: EngineError,
         sink: EventSink<'_>,
         result: &mut StepResult,
     ) {
         let source = Arc::new(error);
+        for EmbeddingEntry { id, .. } in embeddings {
+            self.drop_failed(*id, EngineError::Together { source: source.clone() }, sink, result);
+        }
         for entry in entries {
             if let Some(sequence) = self.get_mut(entry.id) {
                 sequence.abandon_pass(entry.before);
@@ -583,6 +595,8 @@ impl Batch {
     ) {
         if let Some(at) = self.sequences.iter().position(|sequence| sequence.id == id) {
             sink(id, self.sequences.remove(at).failed(error));
+        } else if let Some(request) = self.embeddings.take(id) {
+            sink(id, request.failed(error));
         }
         result.ended.push(id);
     }

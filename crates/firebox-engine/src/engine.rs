@@ -23,6 +23,8 @@ use crate::request::Request;
 
 /// Events of a request that are buffered; when the buffer is full, the request pauses.
 const BACKLOG: usize = 64;
+/// [`BACKLOG`] of a request for vectors: an event has those of a whole pass.
+const VECTORS_BACKLOG: usize = 2;
 
 /// Answers requests of several models at once, on a thread of its own. Clones share the engine, which ends with the
 /// last of them. Each [`ResponseStream`] holds a clone.
@@ -137,7 +139,8 @@ impl Engine {
     pub fn generate(&self, request: Request) -> ResponseStream {
         static TICKETS: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
         let ticket = TICKETS.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        let (events, received) = async_channel::bounded(BACKLOG);
+        let backlog = if request.embedding.is_some() { VECTORS_BACKLOG } else { BACKLOG };
+        let (events, received) = async_channel::bounded(backlog);
         let submitted = self.send(Command::Submit { request: Box::new(request), ticket, events });
         ResponseStream {
             received: Box::pin(received),
@@ -185,7 +188,22 @@ impl ResponseStream {
             match event {
                 Event::Finished(outcome) => return Ok(*outcome),
                 Event::Failed(failure) => return Err(failure.error),
-                Event::Waiting { .. } | Event::Piece(_) => {}
+                Event::Embedded(_) => break,
+                Event::Waiting { .. } | Event::Piece(_) | Event::Vectors(_) => {}
+            }
+        }
+        Err(EngineError::EngineOver)
+    }
+
+    /// Waits for the end of a [request for vectors](Request::embedding), and returns them in the order of the texts.
+    pub fn vectors(self) -> Result<Vec<Vec<f32>>, EngineError> {
+        let mut vectors = Vec::new();
+        for event in self {
+            match event {
+                Event::Vectors(more) => vectors.extend(more.into_iter().map(|text| text.vector)),
+                Event::Embedded(_) => return Ok(vectors),
+                Event::Failed(failure) => return Err(failure.error),
+                Event::Waiting { .. } | Event::Piece(_) | Event::Finished(_) => {}
             }
         }
         Err(EngineError::EngineOver)

@@ -19,10 +19,11 @@ use crate::clock::{Clock, WallClock};
 use crate::error::EngineError;
 use crate::event::{Event, Failure};
 use crate::lazy_model::{LazyModel, PendingRequest};
-use crate::loaded_model::{LoadedModel, RequestStatus};
+use crate::loaded_model::LoadedModel;
 use crate::prefetcher::Fetcher;
 use crate::request::Request;
 use crate::sequence::RequestId;
+use crate::status::RequestStatus;
 
 /// Probability from which the model that is likely next is read ahead.
 const PREFETCH_PROBABILITY: f64 = 0.5;
@@ -368,6 +369,7 @@ impl EngineCore {
         self.scheduler.set_heat(heat);
         for loaded in self.models.values_mut() {
             loaded.queue.set_heat(heat);
+            loaded.embeddings.queue.set_heat(heat);
             loaded.changed = true;
         }
     }

@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
-use firebox_runtime::{Piece, Session, Summary};
+use firebox_runtime::{Finish, Piece, Session, Summary, TextVector};
 
 use crate::error::EngineError;
 
-/// An event of a request. The last one is [`Finished`](Self::Finished) or [`Failed`](Self::Failed).
+/// An event of a request. The last one is [`Finished`](Self::Finished), [`Embedded`](Self::Embedded) or
+/// [`Failed`](Self::Failed).
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Event {
@@ -17,8 +18,12 @@ pub enum Event {
     },
     /// A token, or text that was held back.
     Piece(Piece),
+    /// Vectors of texts, in order.
+    Vectors(Vec<TextVector>),
     /// The request has ended.
     Finished(Box<Outcome>),
+    /// A request for vectors has ended.
+    Embedded(EmbeddingSummary),
     /// The request has failed.
     Failed(Box<Failure>),
 }
@@ -26,7 +31,7 @@ pub enum Event {
 impl Event {
     /// Returns whether no event follows.
     pub fn is_last(&self) -> bool {
-        matches!(self, Self::Finished(_) | Self::Failed(_))
+        matches!(self, Self::Finished(_) | Self::Embedded(_) | Self::Failed(_))
     }
 }
 
@@ -42,6 +47,16 @@ pub struct Outcome {
     pub waited: Duration,
     /// The session, which includes the answer and can go on.
     pub session: Session,
+}
+
+/// How a request for vectors ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct EmbeddingSummary {
+    /// Whether all vectors were returned or the request was cancelled.
+    pub finish: Finish,
+    /// How long it waited in the queue.
+    pub waited: Duration,
 }
 
 /// The error of a request that failed, and its session.

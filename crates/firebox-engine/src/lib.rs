@@ -9,19 +9,25 @@
 //! A panic on that thread fails the requests at hand; the engine then starts again with the same models, or ends: see
 //! [`OnFailure`] and [`Engine::health`].
 //!
+//! A request embeds texts instead if it has an [`Embedding`](firebox_runtime::Embedding): they share the passes of prompts.
+//!
 //! A [`Pipeline`] lets a router choose which model or head answers. What one sequence needs, its session, decoding loop and
 //! residency, is in `firebox-runtime`.
 
 mod batch;
 mod clock;
+mod embedding_queue;
+mod embedding_request;
 mod engine;
 mod engine_core;
 mod engine_thread;
 mod error;
 mod event;
 mod heartbeat;
+mod in_flight;
 mod lazy_model;
 mod loaded_model;
+mod pass_chunks;
 mod pipeline;
 mod prefetcher;
 mod prefill_chunks;
@@ -30,6 +36,7 @@ mod request;
 mod request_setup;
 mod sequence;
 mod shield;
+mod status;
 #[cfg(test)]
 mod tests;
 
@@ -37,9 +44,9 @@ pub use clock::{Clock, WallClock};
 pub use engine::{Engine, ResponseStream};
 pub use engine_core::{EngineConfig, EngineCore, OnFailure, StepOutcome};
 pub use error::EngineError;
-pub use event::{Event, Failure, Outcome};
+pub use event::{EmbeddingSummary, Event, Failure, Outcome};
 pub use heartbeat::EngineHealth;
-pub use loaded_model::RequestStatus;
 pub use pipeline::{Pipeline, PipelineEvent, PipelineStream, PromptEncoder, Router, Stage};
 pub use request::Request;
 pub use sequence::RequestId;
+pub use status::RequestStatus;

@@ -13,30 +13,17 @@ use firebox_schedule::{Change, ModelId, Queue, Readiness, Scheduler, Task, TaskI
 use firebox_telemetry::{Counter, Gauge};
 
 use crate::batch::{Batch, EventSink};
+use crate::embedding_queue::EmbeddingQueue;
 use crate::error::EngineError;
 use crate::event::{Event, Failure};
 use crate::prefetcher::{Fetcher, Prefetcher};
 use crate::request::Request;
 use crate::request_setup::{Ready, RequestParts, RequestSetup, SetupTask};
 use crate::sequence::{RequestId, Sequence};
+use crate::status::RequestStatus;
 
 /// After how long without use the system may have evicted pages of a mapped model.
 const RESIDENCY_DOUBT: Duration = Duration::from_secs(1);
-
-/// A request that is queued or running.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RequestStatus {
-    /// The request.
-    pub id: RequestId,
-    /// The name of its model.
-    pub model: String,
-    /// How many requests come before it; `None` if it runs.
-    pub waits: Option<usize>,
-    /// Tokens of its prompt.
-    pub prompt_tokens: usize,
-    /// Tokens generated so far.
-    pub generated_tokens: usize,
-}
 
 /// An open model of an engine, with its running and waiting requests.
 #[derive(Debug)]
@@ -45,6 +32,8 @@ pub(crate) struct LoadedModel {
     pub model: Model,
     pub batch: Batch,
     pub queue: Queue,
+    /// Requests for vectors. They take no places of answers.
+    pub embeddings: EmbeddingQueue,
     /// Waiting requests, including those that ran and were paused.
     waiting: HashMap<Ticket, (Sequence, Task)>,
     running: HashMap<RequestId, (Ticket, TaskId, Task)>,
@@ -92,6 +81,7 @@ impl LoadedModel {
         Ok(Self {
             name: name.to_owned(),
             batch: Batch::new(decoder.clone(), prefixes),
+            embeddings: EmbeddingQueue::new(queue.clone()),
             queue,
             waiting: HashMap::new(),
             running: HashMap::new(),
@@ -149,11 +139,20 @@ impl LoadedModel {
         let waiting = self.waiting.values().map(move |(sequence, _)| {
             status(sequence, Some(self.places.get(&sequence.id).copied().unwrap_or_default()))
         });
-        self.batch.sequences().map(move |sequence| status(sequence, None)).chain(waiting)
+        let answers = self.batch.sequences().map(move |sequence| status(sequence, None)).chain(waiting);
+        answers.chain(self.embeddings.statuses(&self.name, &self.batch))
     }
 
     /// Queues a request. A refused request returns its session.
-    pub fn submit(&mut self, id: RequestId, request: Request, now: Duration) -> Result<(), Box<Failure>> {
+    pub fn submit(&mut self, id: RequestId, mut request: Request, now: Duration) -> Result<(), Box<Failure>> {
+        if let Some(embedding) = request.embedding.take() {
+            if !Arc::ptr_eq(embedding.decoder(), &self.model.decoder().map_err(EngineError::from)?) {
+                return Err(EngineError::ForeignSession { model: self.name.clone() }.into());
+            }
+            self.embeddings.submit(id, *embedding, &request, self.model.meters(), now)?;
+            self.note_arrival(now);
+            return Ok(());
+        }
         let Request { prompt, config, session, head, task, or_not_at_all, scope, lookup, .. } = request;
         let session = match session {
             Some(session) => session,
@@ -187,10 +186,14 @@ impl LoadedModel {
             self.enqueue((id, ticket, task), ready, scope, fail_at, now);
         }
         self.tickets.insert(id, ticket);
+        self.note_arrival(now);
+        Ok(())
+    }
+
+    fn note_arrival(&mut self, now: Duration) {
         self.changed = true;
         self.doubt_residency(now);
         self.last_active = now;
-        Ok(())
     }
 
     /// Refuses a request that no setup could make valid.
@@ -302,9 +305,13 @@ impl LoadedModel {
                 }
             }
         }
-        let ended = self.pause(scheduler, now, sink);
+        let mut ended = self.pause(scheduler, now, sink);
+        let release = self.is_short_of_pages;
+        ended.extend(self.embeddings.update(id, scheduler, &mut self.batch, release, now, sink));
+        self.changed |= self.embeddings.is_pausing();
         let meters = self.model.meters();
-        meters.set(Gauge::WaitingRequests, self.queue.waiting() as u64);
+        let waiting = self.queue.waiting() + self.embeddings.queue.waiting();
+        meters.set(Gauge::WaitingRequests, waiting as u64);
         meters.set(Gauge::BatchLimit, self.queue.batch() as u64);
         for (ahead, ticket) in self.queue.order(now).into_iter().enumerate() {
             let Some((sequence, _)) = self.waiting.get(&ticket) else { continue };
@@ -359,6 +366,7 @@ impl LoadedModel {
         if let Some((_, task, _)) = self.running.remove(&id) {
             scheduler.remove(task);
         }
+        self.embeddings.finish(id, scheduler);
     }
 
     /// Cancels a request. Returns whether it has ended; one that is in a pass ends with that pass.
@@ -370,6 +378,9 @@ impl LoadedModel {
         if let Some(sequence) = self.batch.get_mut(id) {
             sequence.cancelled = true;
             return false;
+        }
+        if self.embeddings.cancel(id, &mut self.batch, sink) {
+            return true;
         }
         let Some((mut sequence, _)) = self.tickets.get(&id).and_then(|ticket| self.waiting.remove(ticket))
         else {
@@ -386,7 +397,8 @@ impl LoadedModel {
     pub fn fail_late(&mut self, now: Duration, sink: EventSink<'_>) -> Vec<RequestId> {
         let running = self.batch.sequences().filter(|one| one.is_late(now) && !self.batch.is_in_pass(one.id));
         let waiting = self.waiting.values().map(|(sequence, _)| sequence).filter(|one| one.is_late(now));
-        let late: Vec<RequestId> = running.chain(waiting).map(|sequence| sequence.id).collect();
+        let late = running.chain(waiting).map(|sequence| sequence.id);
+        let late: Vec<RequestId> = late.chain(self.embeddings.late(&self.batch, now)).collect();
         for &id in &late {
             self.fail(id, EngineError::Late { model: self.name.clone() }, sink);
         }
@@ -398,6 +410,9 @@ impl LoadedModel {
         let setup = self.setups.iter().position(|setup| setup.id == id);
         if let Some(at) = setup {
             return sink(id, Event::Failed(self.setups.remove(at).parts.refused(error)));
+        }
+        if let Some(request) = self.embeddings.take(id, &mut self.batch) {
+            return sink(id, request.failed(error));
         }
         let waiting = self.tickets.get(&id).and_then(|ticket| self.waiting.remove(ticket));
         let sequence = waiting.map(|(sequence, _)| sequence).or_else(|| self.batch.remove(id));
@@ -412,7 +427,8 @@ impl LoadedModel {
     pub fn fail_all(&mut self, error: &dyn Fn() -> EngineError, sink: EventSink<'_>) {
         self.batch.abandon();
         let setups = self.setups.iter().map(|setup| setup.id);
-        let ids: HashSet<RequestId> = self.tickets.keys().copied().chain(setups).collect();
+        let answers = self.tickets.keys().copied().chain(setups);
+        let ids: HashSet<RequestId> = answers.chain(self.embeddings.requests()).collect();
         for id in ids {
             self.fail(id, error(), sink);
         }
@@ -425,7 +441,10 @@ impl LoadedModel {
 
     /// Pauses a request, or lets it go on. Others run in its place meanwhile.
     pub fn hold(&mut self, id: RequestId, held: bool, now: Duration) {
-        let Some(&ticket) = self.tickets.get(&id) else { return };
+        let Some(&ticket) = self.tickets.get(&id) else {
+            self.changed |= self.embeddings.hold(id, held, &mut self.batch, now);
+            return;
+        };
         let waiting = self.waiting.get_mut(&ticket).map(|(sequence, _)| sequence);
         let Some(sequence) = waiting.or_else(|| self.batch.get_mut(id)) else { return };
         if sequence.held == held {
@@ -439,7 +458,7 @@ impl LoadedModel {
     }
 
     pub fn task(&self, id: RequestId) -> Option<TaskId> {
-        self.running.get(&id).map(|(_, task, _)| *task)
+        self.running.get(&id).map(|(_, task, _)| *task).or_else(|| self.embeddings.task(id))
     }
 
     /// Returns whether the model has work and its next layer is resident. Starts to read the layer if it is not.
@@ -469,7 +488,9 @@ impl LoadedModel {
         let Some(residency) = self.model.residency() else { return };
         let waiting = self.waiting.values().map(|(sequence, _)| sequence);
         let active = self.batch.sequences().chain(waiting).filter(|one| !one.held || one.cancelled);
-        let highest = active.map(|one| (one.priority, one.output().count() == 0)).max();
+        let answers = active.map(|one| (one.priority, one.output().count() == 0));
+        let embeddings = self.embeddings.priorities(&self.batch).map(|priority| (priority, false));
+        let highest = answers.chain(embeddings).max();
         let urgency = highest.map(|(priority, awaits_first_token)| Urgency { priority, awaits_first_token });
         if std::mem::replace(&mut self.urgency, urgency) != urgency {
             residency.set_urgency(urgency);
@@ -514,6 +535,10 @@ impl LoadedModel {
     /// starved sequences and returns them.
     pub fn preempt(&mut self, starved: Vec<RequestId>, now: Duration, sink: EventSink<'_>) -> Vec<RequestId> {
         self.changed = true;
+        // Texts that are embedded begin again later.
+        if self.batch.yield_pages(&starved) {
+            return Vec::new();
+        }
         let order = self.queue.order(now);
         let place = |ticket: &Ticket| order.iter().position(|other| other == ticket).unwrap_or(usize::MAX);
         let with_pages = self.waiting.iter().filter(|(_, (sequence, _))| frees_pages(&sequence.session));

@@ -20,8 +20,15 @@ const LARGEST_SHARE: f64 = 0.65;
 const PASS: f64 = 0.4;
 /// Rows that make reading the weights and keys of a layer worth it; the limits on time are raised to allow as many.
 const WORTH_READING: f64 = 32.0;
+/// Passes that decode and prefill after which one only decodes, so that its time is known.
+const JOINT_PASSES: usize = 16;
 /// Number of attended positions that is assumed to cost as much as the weights of a layer for a row, until measured.
 const POSITIONS: f64 = 4096.0;
+
+/// Moves a moving average towards a measurement.
+fn blend(average: &mut Option<f64>, newest: f64) {
+    *average = Some(average.map_or(newest, |average| average + NEWEST * (newest - average)));
+}
 
 /// Decides how long prefill may run between two decode steps: as long as a step takes.
 #[derive(Debug, Default)]
@@ -32,6 +39,10 @@ pub(crate) struct PrefillPacer {
     layer: Option<Seconds>,
     /// Seconds of prefill since the last decode step.
     prefill_seconds: f64,
+    /// Seconds that a layer of a decode step takes.
+    decode_layer: Option<f64>,
+    /// Rows of prefill in the last pass that decoded as well, and how many such passes ran since one that only decoded.
+    joint: Option<(usize, usize)>,
 }
 
 /// The work of a layer for rows of prompts.
@@ -86,20 +97,41 @@ impl Seconds {
 impl PrefillPacer {
     /// Records a layer.
     pub fn record_layer(&mut self, need: Need, work: Work, took: Duration) {
-        if need == Need::Prefill {
-            let took = took.as_secs_f64();
-            self.prefill_seconds += took;
-            let part = if self.layer.is_some() { NEWEST } else { 1.0 };
-            self.layer.get_or_insert_default().blend(work, took, part);
+        let took = took.as_secs_f64();
+        match need {
+            Need::Prefill => {
+                self.prefill_seconds += took;
+                let part = if self.layer.is_some() { NEWEST } else { 1.0 };
+                self.layer.get_or_insert_default().blend(work, took, part);
+            }
+            Need::Decode => blend(&mut self.decode_layer, took),
         }
+    }
+
+    /// Records a layer that decode rows and this work of prefill went through together.
+    pub fn record_joint_layer(&mut self, work: Work, took: Duration) {
+        let prefill = took.as_secs_f64() - self.decode_layer.unwrap_or_default();
+        self.record_layer(Need::Prefill, work, Duration::from_secs_f64(prefill.max(0.0)));
+    }
+
+    /// Records a pass of decode rows and `rows` rows of prefill.
+    pub fn record_joint_pass(&mut self, rows: usize) {
+        let passes = self.joint.map_or(0, |(_, passes)| passes);
+        self.joint = Some((rows, passes + 1));
+    }
+
+    /// Returns whether the next pass that decodes should have no rows of prefill: how long it takes is not known, or was
+    /// measured long ago.
+    pub fn measures_decoding(&self) -> bool {
+        self.step.is_none() || self.joint.is_some_and(|(_, passes)| passes >= JOINT_PASSES)
     }
 
     /// Records a pass.
     pub fn record_pass(&mut self, need: Need, took: Duration) {
         if need == Need::Decode {
             self.prefill_seconds = 0.0;
-            let took = took.as_secs_f64();
-            self.step = Some(self.step.map_or(took, |step| step + NEWEST * (took - step)));
+            self.joint = self.joint.map(|(rows, _)| (rows, 0));
+            blend(&mut self.step, took.as_secs_f64());
         }
     }
 
@@ -123,6 +155,14 @@ impl PrefillPacer {
             Some(_) => PrefillBudget::seconds((PASS / layers.max(1) as f64).max(WORTH_READING * row)),
             None => PrefillBudget::ALL,
         }
+    }
+
+    /// Returns how much of the prompts goes through `layers` layers in a pass that decodes as well: it may take as long again
+    /// as the pass would alone, and has at most twice the rows of the last one, because their cost is a guess.
+    pub fn joint(&self, layers: usize) -> PrefillBudget {
+        let rows = self.joint.map_or(FIRST_ROWS, |(rows, _)| (2 * rows).max(FIRST_ROWS));
+        let seconds = self.step.map_or(f64::INFINITY, |step| step / layers.max(1) as f64);
+        PrefillBudget { rows, seconds }
     }
 
     /// Returns how much of the prompts goes through a layer together beside decoding, or beside each other.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use firebox_runtime::{GenerationConfig, Session};
+use firebox_runtime::{Embedding, GenerationConfig, Session};
 use firebox_schedule::{Priority, Task};
 
 /// A request for an answer of one of an engine's models.
@@ -30,6 +30,8 @@ pub struct Request {
     pub session: Option<Box<Session>>,
     /// The head that answers; the session's own choice if absent.
     pub head: Option<String>,
+    /// Texts to embed instead of a prompt to continue.
+    pub embedding: Option<Box<Embedding>>,
     /// The scope within which requests share prefixes. Requests of other scopes cannot observe it.
     pub scope: String,
     /// Whether to draft tokens by looking up how the text went on before; if absent, the [engine's
@@ -48,9 +50,15 @@ impl Request {
             or_not_at_all: false,
             session: None,
             head: None,
+            embedding: None,
             scope: String::new(),
             lookup: None,
         }
+    }
+
+    /// A request for the vectors of texts, which come as [`Event::Vectors`](super::Event::Vectors).
+    pub fn embedding(model: impl Into<String>, embedding: Embedding) -> Self {
+        Self { embedding: Some(Box::new(embedding)), ..Self::new(model, Vec::new()) }
     }
 
     /// Sets limits and sampling.

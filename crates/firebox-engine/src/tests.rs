@@ -166,7 +166,7 @@ fn compare_batched(model: &Model, events: &[BatchEvent]) -> (usize, usize) {
             assert!(ended.insert(id, (summary.tokens, summary.finish)).is_none());
         }
         Event::Failed(failure) => panic!("{}", failure.error),
-        Event::Waiting { .. } => {}
+        Event::Waiting { .. } | Event::Vectors(_) | Event::Embedded(_) => {}
     };
     let which = |batch: &Batch, at: usize| {
         let count = batch.sequences().len().max(1);
@@ -282,7 +282,7 @@ fn compare_time_sliced(models: &[Model], pages: usize, events: &[EngineEvent]) {
             assert!(ended.insert(id, (summary.tokens, summary.finish)).is_none());
         }
         Event::Failed(failure) => panic!("{}", failure.error),
-        Event::Waiting { .. } => {}
+        Event::Waiting { .. } | Event::Vectors(_) | Event::Embedded(_) => {}
     };
     for event in events {
         match event {

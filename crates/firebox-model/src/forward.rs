@@ -51,6 +51,13 @@ impl Decoder {
         if logits { Pass::begin_step(self, inputs) } else { Pass::begin(self, inputs) }
     }
 
+    /// Begins a pass like [`begin_pass`](Self::begin_pass) whose [states](Pass::states) are wanted, and logits as well if
+    /// `logits` says so. Every step runs one layer.
+    pub fn begin_pass_with_states(&self, inputs: &[Input<'_>], logits: bool) -> Result<Pass, ModelError> {
+        self.expect(inputs, logits);
+        Pass::begin(self, inputs)
+    }
+
     /// Reports the end of such a pass; `time` excludes what came between its layers.
     pub fn end_pass(&self, passed: Passed, time: Duration) {
         if let Some(observer) = self.observer() {

@@ -139,6 +139,19 @@ impl Pass {
         }
     }
 
+    /// Returns the states of some inputs without a head after all layers and the final norm, `[tokens, hidden_size]` each.
+    pub fn states(&self, model: &Decoder, inputs: Range<usize>) -> Vec<Tensor<2>> {
+        let mut states = Vec::with_capacity(inputs.len());
+        for part in &self.parts {
+            let mine = part.inputs.iter().zip(&part.rows.groups).filter(|(input, _)| inputs.contains(input));
+            let rows: Vec<Range<usize>> = mine.map(|(_, group)| group.rows.clone()).collect();
+            let (Some(first), Some(last)) = (rows.first(), rows.last()) else { continue };
+            let all = model.normalize(part.hidden.clone().narrow(0, first.start, last.end - first.start));
+            states.extend(rows.iter().map(|of| all.clone().narrow(0, of.start - first.start, of.len())));
+        }
+        states
+    }
+
     /// Runs one layer. `caches` are those of the inputs, in order, each at its input's position.
     ///
     /// After an error a cache may hold the tokens of only some layers: clear or rewind it.

@@ -36,7 +36,7 @@ pub use decode::{
     Summary, likeliest,
 };
 pub use device::{available_devices, device};
-pub use embed::{EmbedOptions, Ranked};
+pub use embed::{EmbedOptions, Embedding, EmbeddingChunk, Ranked, TextVector};
 pub use error::RuntimeError;
 pub use firebox_cache::{
     AfterEviction, AttentionSinks, CacheError, Eviction, EvictionPolicy, HiddenReason, KvType, PAGE_TOKENS,

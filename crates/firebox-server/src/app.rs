@@ -30,8 +30,10 @@ pub(crate) struct App {
     /// Grammars are compiled outside the engine, one at a time, so that a costly one delays only other
     /// grammars.
     pub grammar_permits: Arc<Semaphore>,
-    /// Embeddings are computed outside the engine, one batch of one request at a time.
-    pub embedding_permits: Arc<Semaphore>,
+    /// Encoders, whose weights no chat uses, compute outside the engine, one batch of one request at a time.
+    pub encoder_permits: Arc<Semaphore>,
+    /// The requests to encoders that may run and wait at once.
+    pub encoder_places: Arc<Semaphore>,
     pub sessions: SessionRegistry,
     /// The clients of `/v1/engine/events`.
     pub watchers: EngineWatchers,

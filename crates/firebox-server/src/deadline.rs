@@ -30,22 +30,23 @@ pub(crate) async fn enforce(State(app): State<Arc<App>>, request: Request, next:
         let kind = response.headers().get(header::CONTENT_TYPE);
         kind.is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"))
     };
-    // Other responses are complete already.
-    if !streams(&response) {
+    // Other responses are complete already, or their bodies are written as they are computed.
+    if response.body().size_hint().exact().is_some() {
         return response;
     }
+    let last = streams(&response).then_some(last);
     response.map(|body| {
         Body::new(BodyWithDeadline { body: Some(body), end: Box::pin(sleep_until(end)), most, last })
     })
 }
 
-/// A stream of events that ends at a deadline.
+/// A body that ends at a deadline.
 struct BodyWithDeadline {
     body: Option<Body>,
     end: Pin<Box<Sleep>>,
     most: Duration,
-    /// The text that ends streams of this kind.
-    last: &'static str,
+    /// The text that ends streams of events; other bodies break off.
+    last: Option<&'static str>,
 }
 
 impl HttpBody for BodyWithDeadline {
@@ -62,8 +63,11 @@ impl HttpBody for BodyWithDeadline {
             return Pin::new(body).poll_frame(context);
         }
         self.body = None;
-        let told = ApiError::deadline_exceeded(self.most).event() + self.last;
-        Poll::Ready(Some(Ok(Frame::data(told.into()))))
+        let exceeded = ApiError::deadline_exceeded(self.most);
+        Poll::Ready(Some(match self.last {
+            Some(last) => Ok(Frame::data((exceeded.event() + last).into())),
+            None => Err(axum::Error::new(std::io::Error::other(exceeded.message()))),
+        }))
     }
 }
 

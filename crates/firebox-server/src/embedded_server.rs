@@ -65,13 +65,14 @@ impl EmbeddedServer {
         if let Some(memory) = &config.memory {
             telemetry.watch_budget(SHARED_BUDGET, memory);
         }
+        let max_choices = most_running.max(1).saturating_add(most_waiting);
         let limits = Limits {
             body: config.max_body_bytes,
             head_timeout: config.client_timeout,
             write_timeout: config.client_timeout,
             request_timeout: config.request_timeout,
             strict_fields: config.strict_fields,
-            max_choices: most_running.max(1).saturating_add(most_waiting),
+            max_choices,
             ..Limits::default()
         };
         let app = App {
@@ -84,7 +85,8 @@ impl EmbeddedServer {
             }),
             limits,
             grammar_permits: Arc::new(Semaphore::new(1)),
-            embedding_permits: Arc::new(Semaphore::new(1)),
+            encoder_permits: Arc::new(Semaphore::new(1)),
+            encoder_places: Arc::new(Semaphore::new(max_choices.min(Semaphore::MAX_PERMITS))),
             sessions: SessionRegistry::new(config.sessions),
             watchers: EngineWatchers::default(),
             stop: StopHandle::new(),

@@ -1,32 +1,28 @@
 //! `/v1/embeddings` and `/v1/rerank`: texts as vectors, and documents by relevance.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
+use axum::response::Response;
 use axum::routing;
-use base64::Engine as _;
-use base64::prelude::BASE64_STANDARD;
-use firebox_runtime::{EmbedOptions, Ranked};
-use firebox_text::Tokenizer;
 use serde_json::{Value, json};
 
 use crate::app::{App, Routes};
-use crate::blocking::{blocking, with_permit};
+use crate::blocking::with_permit;
+use crate::catalog::SelectedModel;
 use crate::completions::{Prompt, prompts};
+use crate::embedding_body::EmbeddingBody;
 use crate::error::ApiError;
-use crate::extract::JsonBody;
+use crate::extract::{Caller, JsonBody};
 use crate::json_fields::JsonFields;
 #[cfg(test)]
 use crate::schema::{EmbeddingList, EmbeddingRequest, Ranking, RerankRequest};
+use crate::text_vectors::{TextVectors, batches, encoder_place, lengths};
 use crate::tokens::check_token_ids;
 
 /// Texts of one request.
 const MAX_TEXTS: usize = 2048;
-
-/// Tokens of a batch, after which another request may run. As many as one forward pass takes.
-const BATCH_TOKENS: usize = 1024;
 
 pub(crate) fn routes() -> Routes {
     Routes::new()
@@ -45,8 +41,9 @@ pub(crate) fn routes() -> Routes {
 ))]
 pub(crate) async fn embed(
     State(app): State<Arc<App>>,
+    Caller(scope): Caller,
     JsonBody(body): JsonBody,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Response, ApiError> {
     let fields = JsonFields::new(&body)?;
     let selected = app.catalog.find(fields.string("model")?).await?;
     let given = prompts(&fields, "input")?;
@@ -68,42 +65,20 @@ pub(crate) async fn embed(
     if let Some(at) = texts.iter().position(String::is_empty) {
         return Err(fields.error(&format!("input[{at}]"), "is empty"));
     }
-    let packed = match fields.string("encoding_format")? {
+    let is_packed = match fields.string("encoding_format")? {
         None | Some("float") => false,
         Some("base64") => true,
         Some(other) => {
             return Err(fields.error("encoding_format", format!("{other:?} is neither float nor base64")));
         }
     };
+    let width = selected.served.model.embedding_width();
     let dimensions = fields.integer("dimensions", 1, u64::from(u32::MAX))?;
-    let (texts, served) = (Arc::new(texts), selected.served.clone());
-    let lengths = lengths(served.tokenizer()?, &texts).await?;
-    let tokens: usize = lengths.iter().sum();
-    let mut vectors = Vec::new();
-    for range in batches(&lengths) {
-        let (texts, served) = (texts.clone(), served.clone());
-        let embed = move || Ok(served.model.embed(&texts[range], &EmbedOptions::default())?);
-        vectors.extend(with_permit(&app.embedding_permits, embed).await?);
-    }
-    let width = vectors.first().map_or(0, Vec::len);
     if dimensions.is_some_and(|dimensions| dimensions != width as u64) {
         return Err(fields.error("dimensions", format!("this model's embeddings have {width}; leave it out")));
     }
-    let data = vectors.iter().enumerate().map(|(index, vector)| {
-        let embedding = if packed {
-            let bytes: Vec<u8> = vector.iter().flat_map(|element| element.to_le_bytes()).collect();
-            Value::String(BASE64_STANDARD.encode(bytes))
-        } else {
-            json!(vector)
-        };
-        json!({ "object": "embedding", "index": index, "embedding": embedding })
-    });
-    Ok(Json(json!({
-        "object": "list",
-        "data": data.collect::<Vec<_>>(),
-        "model": selected.name,
-        "usage": { "prompt_tokens": tokens, "total_tokens": tokens },
-    })))
+    let vectors = TextVectors::begin(&app, &selected, scope, texts).await?;
+    EmbeddingBody::response(vectors, &selected.name, is_packed).await
 }
 
 /// An alias of `/v1/rerank`.
@@ -114,8 +89,12 @@ pub(crate) async fn embed(
     request_body = RerankRequest,
     responses((status = 200, description = "The documents, best first", body = Ranking), ApiError)
 ))]
-pub(crate) async fn rerank_short(app: State<Arc<App>>, asked: JsonBody) -> Result<Json<Value>, ApiError> {
-    rerank(app, asked).await
+pub(crate) async fn rerank_short(
+    app: State<Arc<App>>,
+    caller: Caller,
+    asked: JsonBody,
+) -> Result<Json<Value>, ApiError> {
+    rerank(app, caller, asked).await
 }
 
 /// Ranks documents by relevance to a query.
@@ -128,6 +107,7 @@ pub(crate) async fn rerank_short(app: State<Arc<App>>, asked: JsonBody) -> Resul
 ))]
 pub(crate) async fn rerank(
     State(app): State<Arc<App>>,
+    Caller(scope): Caller,
     JsonBody(body): JsonBody,
 ) -> Result<Json<Value>, ApiError> {
     let fields = JsonFields::new(&body)?;
@@ -143,32 +123,16 @@ pub(crate) async fn rerank(
     check_count(&fields, "documents", documents.len())?;
     let most = fields.integer("top_n", 1, u64::from(u32::MAX))?.map_or(usize::MAX, |most| most as usize);
     let shows = fields.boolean("return_documents")?.unwrap_or(false);
-    let (documents, served) = (Arc::new(documents), selected.served.clone());
-    let asked: usize = lengths(served.tokenizer()?, &Arc::new(vec![query.clone()])).await?.iter().sum();
-    let lengths = lengths(served.tokenizer()?, &documents).await?;
-    let tokens = asked + lengths.iter().sum::<usize>();
-    // A cross-encoder reads the query with each document; other models read it once a batch.
-    let is_cross = served.model.encoder().is_ok_and(|encoder| encoder.labels().is_some());
-    let beside = if is_cross { asked } else { 0 };
-    let together: Vec<usize> = lengths.iter().map(|length| length + beside).collect();
-    let mut ranked: Vec<Ranked> = Vec::new();
-    for range in batches(&together) {
-        let (documents, served, query) = (documents.clone(), served.clone(), query.clone());
-        let rank = move || {
-            let first = range.start;
-            let ranked = served.model.rerank(&query, &documents[range])?;
-            Ok(ranked.into_iter().map(move |mut one| {
-                one.document += first;
-                one
-            }))
-        };
-        ranked.extend(with_permit(&app.embedding_permits, rank).await?);
-    }
-    ranked.sort_by(|one, other| other.score.total_cmp(&one.score).then(one.document.cmp(&other.document)));
-    let results = ranked.iter().take(most).map(|ranked| {
-        let mut result = json!({ "index": ranked.document, "relevance_score": ranked.score });
+    let documents = Arc::new(documents);
+    let (tokens, mut ranked) = match selected.served.context {
+        Some(_) => by_cosine(&app, &selected, scope, query, &documents).await?,
+        None => by_encoder(&app, &selected, query, &documents).await?,
+    };
+    ranked.sort_by(|one, other| other.1.total_cmp(&one.1).then(one.0.cmp(&other.0)));
+    let results = ranked.iter().take(most).map(|&(document, score)| {
+        let mut result = json!({ "index": document, "relevance_score": score });
         if shows {
-            result["document"] = json!({ "text": documents[ranked.document] });
+            result["document"] = json!({ "text": documents[document] });
         }
         result
     });
@@ -180,27 +144,56 @@ pub(crate) async fn rerank(
     })))
 }
 
-/// Returns the length of each text in tokens.
-async fn lengths(tokenizer: &Arc<Tokenizer>, texts: &Arc<Vec<String>>) -> Result<Vec<usize>, ApiError> {
-    let (tokenizer, texts) = (tokenizer.clone(), texts.clone());
-    let of = move |text: &String| Ok(tokenizer.encode_literal(text, true)?.len());
-    blocking(move || texts.iter().map(of).collect()).await
+/// Scores documents by the cosine of their vector and the query's, and returns the tokens of all with the scores.
+async fn by_cosine(
+    app: &Arc<App>,
+    selected: &SelectedModel,
+    scope: String,
+    query: String,
+    documents: &[String],
+) -> Result<(usize, Vec<(usize, f32)>), ApiError> {
+    let texts = [query].into_iter().chain(documents.iter().cloned()).collect();
+    let mut vectors = TextVectors::begin(app, selected, scope, texts).await?;
+    let (mut asked, mut scores) = (Vec::new(), Vec::with_capacity(documents.len()));
+    while let Some(more) = vectors.next().await.transpose()? {
+        for text in more {
+            match text.text.checked_sub(1) {
+                None => asked = text.vector,
+                Some(document) => {
+                    scores.push((document, text.vector.iter().zip(&asked).map(|(a, b)| a * b).sum()));
+                }
+            }
+        }
+    }
+    Ok((vectors.tokens, scores))
 }
 
-/// Splits texts into consecutive batches.
-fn batches(lengths: &[usize]) -> Vec<Range<usize>> {
-    let (mut batches, mut start, mut tokens) = (Vec::new(), 0, 0);
-    for (at, length) in lengths.iter().enumerate() {
-        if at > start && tokens + length > BATCH_TOKENS {
-            batches.push(start..at);
-            (start, tokens) = (at, 0);
-        }
-        tokens += length;
+/// Scores documents by an encoder, batch by batch, and returns the tokens of all with the scores.
+async fn by_encoder(
+    app: &Arc<App>,
+    SelectedModel { served, .. }: &SelectedModel,
+    query: String,
+    documents: &Arc<Vec<String>>,
+) -> Result<(usize, Vec<(usize, f32)>), ApiError> {
+    let _place = encoder_place(app)?;
+    let asked: usize = lengths(served.tokenizer()?, &Arc::new(vec![query.clone()])).await?.iter().sum();
+    let lengths = lengths(served.tokenizer()?, documents).await?;
+    let tokens = asked + lengths.iter().sum::<usize>();
+    // A cross-encoder reads the query with each document; other models read it once a batch.
+    let is_cross = served.model.encoder().is_ok_and(|encoder| encoder.labels().is_some());
+    let beside = if is_cross { asked } else { 0 };
+    let together: Vec<usize> = lengths.iter().map(|length| length + beside).collect();
+    let mut scores = Vec::with_capacity(documents.len());
+    for range in batches(&together) {
+        let (documents, served, query) = (documents.clone(), served.clone(), query.clone());
+        let rank = move || {
+            let first = range.start;
+            let ranked = served.model.rerank(&query, &documents[range])?;
+            Ok(ranked.into_iter().map(move |one| (first + one.document, one.score)))
+        };
+        scores.extend(with_permit(&app.encoder_permits, rank).await?);
     }
-    if start < lengths.len() {
-        batches.push(start..lengths.len());
-    }
-    batches
+    Ok((tokens, scores))
 }
 
 /// Reads documents: strings, or objects with `text`.
@@ -221,17 +214,4 @@ fn check_count(fields: &JsonFields<'_>, field: &str, count: usize) -> Result<(),
         return Ok(());
     }
     Err(fields.error(field, format!("{count} texts are more than {MAX_TEXTS}; ask in several requests")))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_batch_has_at_most_the_tokens_of_one_pass() {
-        assert!(batches(&[]).is_empty());
-        assert_eq!(batches(&[5000, 1]), [0..1, 1..2]);
-        assert_eq!(batches(&[1000, 24, 1, 3000, 7]), [0..2, 2..3, 3..4, 4..5]);
-        assert_eq!(batches(&[1; 3000]), [0..1024, 1024..2048, 2048..3000]);
-    }
 }

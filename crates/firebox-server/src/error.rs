@@ -253,6 +253,11 @@ impl ApiError {
         }
     }
 
+    /// Returns what happened and what helps.
+    pub fn message(&self) -> String {
+        self.message.clone()
+    }
+
     /// Returns the body of the response.
     pub fn value(&self) -> Value {
         let Self { kind, code, param, message, .. } = self;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use firebox_engine::{Engine, EngineError, Request};
 use firebox_runtime::schedule::Priority;
 use firebox_runtime::telemetry::Telemetry;
-use firebox_runtime::{Model, Script};
+use firebox_runtime::{Embedding, Model, Script};
 use firebox_store::SegmentId;
 use firebox_text::{CallSyntax, Message, TemplateOptions, Tokenizer};
 use tokio::sync::Semaphore;
@@ -63,6 +63,11 @@ impl ServedModel {
     /// Returns a request with the model's priority.
     pub fn request(&self, prompt: Vec<u32>) -> Request {
         Request::new(&self.name, prompt).with_priority(self.priority)
+    }
+
+    /// Returns a request for vectors with the model's priority.
+    pub fn embedding_request(&self, embedding: Embedding) -> Request {
+        Request::embedding(&self.name, embedding).with_priority(self.priority)
     }
 
     pub fn heads(&self) -> Vec<String> {

@@ -12,6 +12,8 @@ mod clients;
 mod credentials;
 #[path = "http/document.rs"]
 mod document;
+#[path = "http/embeddings.rs"]
+mod embeddings;
 #[path = "http/fields.rs"]
 mod fields;
 #[path = "http/hostile.rs"]

@@ -115,7 +115,7 @@ fn compare_batched(model: &Model, texts: &[(TextRequest, usize)]) -> usize {
             ended.insert(id, (summary.text, summary.tokens, summary.finish, logprobs));
         }
         Event::Failed(failure) => panic!("{}", failure.error),
-        Event::Waiting { .. } => {}
+        Event::Waiting { .. } | Event::Vectors(_) | Event::Embedded(_) => {}
     };
     let mut ids = Vec::new();
     for (text, wait) in texts {

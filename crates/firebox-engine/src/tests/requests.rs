@@ -25,7 +25,7 @@ fn a_paused_request_that_is_cancelled_ends() {
     let mut sink = |id: RequestId, event: Event| match event {
         Event::Finished(outcome) => ended.push((id, outcome.summary.finish)),
         Event::Failed(failure) => panic!("{}", failure.error),
-        Event::Piece(_) | Event::Waiting { .. } => {}
+        Event::Piece(_) | Event::Waiting { .. } | Event::Vectors(_) | Event::Embedded(_) => {}
     };
     let id = core.submit(answer_of(1000), clock.now()).unwrap();
     // First in the middle of a pass, then between two.
@@ -171,7 +171,7 @@ fn a_late_request_fails_and_returns_its_session() {
             late.push(id);
         }
         Event::Finished(_) => finished.push(id),
-        Event::Piece(_) | Event::Waiting { .. } => {}
+        Event::Piece(_) | Event::Waiting { .. } | Event::Vectors(_) | Event::Embedded(_) => {}
     };
     let first = core.submit(answer_of(60), clock.now()).unwrap();
     let soon = Duration::from_millis(50);

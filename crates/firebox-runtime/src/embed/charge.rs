@@ -29,6 +29,17 @@ impl Model {
         self.residency().map_or(tokens, |_| allocated_positions(tokens))
     }
 
+    /// Charges bytes that a request holds beside its pages, for a model with a memory budget, until the result is dropped.
+    /// Other accounts make room; if that is too little, the request is refused.
+    pub fn pay_for(&self, bytes: u64) -> Result<Option<Charge>, RuntimeError> {
+        Ok(match (self.residency(), &self.paid) {
+            (Some(residency), _) => Some(residency.pay_for(bytes)?),
+            (None, Some(paid)) => Some(paid.beside(Account::Activations, bytes)?),
+            // The model has no budget.
+            (None, None) => None,
+        })
+    }
+
     /// Charges for a pass over texts of these lengths, for a model with a memory budget, until the result is dropped.
     /// Other accounts make room; if that is too little, the pass is refused.
     pub(super) fn pay_for_pass(

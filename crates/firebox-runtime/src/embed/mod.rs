@@ -1,6 +1,7 @@
 //! Embeds texts as vectors, and ranks documents by how well they answer a query.
 
 mod charge;
+mod embedding;
 mod framed;
 mod rerank;
 #[cfg(test)]
@@ -13,6 +14,7 @@ use firebox_model::{Encoder, EncoderInput, ModelError, Network, Pooling, of_leng
 use firebox_store::{Checkpoint, StoreError, files};
 use serde_json::{Map, Value};
 
+pub use embedding::{Embedding, EmbeddingChunk, TextVector};
 pub(crate) use framed::Framed;
 pub use rerank::Ranked;
 

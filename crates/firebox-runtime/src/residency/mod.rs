@@ -196,6 +196,11 @@ impl Residency {
         Ok(self.cached.charge(Account::Activations, bytes, CONFIG.pass_wait)?)
     }
 
+    /// Charges what a request holds beside its pages, until the charge is dropped. Parts are evicted for it.
+    pub(crate) fn pay_for(&self, bytes: u64) -> Result<Charge, RuntimeError> {
+        Ok(self.cached.charge(Account::Activations, bytes, CONFIG.pass_wait)?)
+    }
+
     /// Returns the bytes of exact keys and values of one token in all layers.
     fn uncached_row_bytes(&self) -> u64 {
         self.decoder.layout(KvType::F32).bytes_per_position() as u64

@@ -1,5 +1,8 @@
 //! A pass of several sessions, layer by layer.
 
+use std::ops::Range;
+
+use burn::tensor::Tensor;
 use firebox_cache::SequenceCache;
 use firebox_model::{Decoder, Input, Pass};
 
@@ -7,40 +10,63 @@ use super::{NextChunk, Session};
 use crate::RuntimeError;
 use crate::readback::read_floats;
 
-/// A pass over one chunk of each of several sessions, which go through the layers together. The caller runs it layer by
-/// layer, with the same sessions in the same order every time.
+/// A pass over one chunk of each of several sessions, and over [texts](crate::Embedding) that are embedded, which go
+/// through the layers together. The caller runs it layer by layer, with the same sessions and caches in the same order
+/// every time.
 ///
 /// If it fails or is abandoned, every session takes back [what the pass left](Session::undo_pass).
 #[derive(Debug)]
-pub struct BatchPass(Pass);
+pub struct BatchPass {
+    pass: Pass,
+    /// The inputs that are texts; they follow the sessions.
+    texts: Range<usize>,
+}
 
 impl BatchPass {
-    /// Begins a pass over [chunks](Session::next_chunk) that have [their pages](Session::reserve_pages). `has_logits` says
-    /// whether it ends with logits.
+    /// Begins a pass over [chunks](Session::next_chunk) that have [their pages](Session::reserve_pages), and over texts.
+    /// `has_logits` says whether it ends with logits.
     pub fn begin(
         decoder: &Decoder,
         chunks: &[(&Session, &NextChunk)],
+        texts: Vec<Input<'_>>,
         has_logits: bool,
     ) -> Result<Self, RuntimeError> {
-        let inputs: Vec<Input<'_>> =
+        let mut inputs: Vec<Input<'_>> =
             chunks.iter().map(|(session, chunk)| session.chunk_input(chunk)).collect();
-        Ok(Self(decoder.begin_pass(&inputs, has_logits)?))
+        inputs.extend(texts);
+        let texts = chunks.len()..inputs.len();
+        let pass = match texts.is_empty() {
+            true => decoder.begin_pass(&inputs, has_logits)?,
+            false => decoder.begin_pass_with_states(&inputs, has_logits)?,
+        };
+        Ok(Self { pass, texts })
     }
 
     /// Returns the layer that runs next.
     pub fn next_layer(&self) -> usize {
-        self.0.next_layer()
+        self.pass.next_layer()
     }
 
-    /// Runs one layer.
-    pub fn step(&mut self, decoder: &Decoder, sessions: &mut [&mut Session]) -> Result<(), RuntimeError> {
+    /// Runs one layer. `texts` are the caches of the texts.
+    pub fn step(
+        &mut self,
+        decoder: &Decoder,
+        sessions: &mut [&mut Session],
+        texts: &mut [&mut SequenceCache],
+    ) -> Result<(), RuntimeError> {
+        let sessions = sessions.iter_mut().map(|session| &mut session.cache);
         let mut caches: Vec<&mut SequenceCache> =
-            sessions.iter_mut().map(|session| &mut session.cache).collect();
-        Ok(self.0.step(decoder, &mut caches)?)
+            sessions.chain(texts.iter_mut().map(|cache| &mut **cache)).collect();
+        Ok(self.pass.step(decoder, &mut caches)?)
+    }
+
+    /// Returns the states of each text after all layers.
+    pub fn states(&self, decoder: &Decoder) -> Vec<Tensor<2>> {
+        self.pass.states(decoder, self.texts.clone())
     }
 
     /// Ends the pass, and returns the logits after the last `counts[i]` tokens of the chunk of session `i`.
     pub fn logits(self, decoder: &Decoder, counts: &[usize]) -> Result<Vec<f32>, RuntimeError> {
-        read_floats(self.0.last_logits(decoder, counts)?)
+        read_floats(self.pass.last_logits(decoder, counts)?)
     }
 }

@@ -1,0 +1,94 @@
+//! What a pass takes of each sequence and of each embedding.
+
+use crate::embedding_request::RunningEmbeddings;
+use crate::prefill_chunks::{PrefillBudget, Prompt, prefill_chunks};
+use crate::prefill_pacer::{PrefillPacer, Work};
+use crate::sequence::{Need, RequestId, Sequence};
+
+/// How many tokens of every sequence a pass takes, and how many of each embedding.
+#[derive(Debug)]
+pub(crate) struct PassChunks {
+    /// Tokens of each sequence; 0 if it is not in the pass.
+    pub lengths: Vec<usize>,
+    /// Tokens of the embeddings in the pass, in order of arrival.
+    pub texts: Vec<(RequestId, usize)>,
+}
+
+impl PassChunks {
+    /// Divides the rows of a pass that serves `needs` of a decoder with so many layers. Requests in `in_pass` are in
+    /// another pass.
+    pub fn new(
+        needs: &[Need],
+        sequences: &[Sequence],
+        embeddings: &RunningEmbeddings,
+        in_pass: &[RequestId],
+        pacer: &PrefillPacer,
+        layers: usize,
+    ) -> Self {
+        let joins = |one: &Sequence| !one.held && needs.contains(&one.need()) && !in_pass.contains(&one.id);
+        let (mut lengths, mut limit) = (vec![0; sequences.len()], usize::MAX);
+        let mut prompts: Vec<(RequestId, Share, Prompt)> = Vec::new();
+        for (at, one) in sequences.iter().enumerate().filter(|(_, one)| joins(one)) {
+            if one.need() == Need::Decode {
+                lengths[at] = one.session.uncached_tokens();
+                continue;
+            }
+            let Sequence { id, session, priority, prefix_end, .. } = one;
+            limit = limit.min(session.chunk());
+            let before = session.cache().len();
+            // A pass stops where recurrent states are to be cached for other requests.
+            let rest = prefix_end.and_then(|end| end.checked_sub(before)).filter(|rest| *rest > 0);
+            let tokens = rest.map_or(session.uncached_tokens(), |rest| rest.min(session.uncached_tokens()));
+            let row = pacer.layer_seconds(Work::new(1, before));
+            prompts.push((*id, Share::Sequence(at), Prompt { priority: *priority, tokens, row }));
+        }
+        if needs.contains(&Need::Prefill) {
+            for (id, prompt) in embeddings.prompts(pacer).filter(|(id, _)| !in_pass.contains(id)) {
+                limit = embeddings.iter().map(|one| one.embedding.chunk()).fold(limit, usize::min);
+                prompts.push((id, Share::Texts, prompt));
+            }
+        }
+        // In order of arrival, of which the numbers of requests tell.
+        prompts.sort_by_key(|(id, ..)| *id);
+        let shares: Vec<Prompt> = prompts.iter().map(|(.., prompt)| *prompt).collect();
+        let decoding = sequences.iter().any(|one| !one.held && one.need() == Need::Decode);
+        let budget = budget(needs, &shares, decoding, pacer, layers).at_most(limit);
+        let mut texts = Vec::new();
+        for ((id, share, _), tokens) in prompts.into_iter().zip(prefill_chunks(budget, &shares)) {
+            match share {
+                Share::Sequence(at) => lengths[at] = tokens,
+                Share::Texts if tokens > 0 => texts.push((id, tokens)),
+                Share::Texts => {}
+            }
+        }
+        Self { lengths, texts }
+    }
+}
+
+/// What a share of a pass's rows is for.
+#[derive(Debug)]
+enum Share {
+    /// The prompt of the sequence with this index.
+    Sequence(usize),
+    /// Texts that are embedded.
+    Texts,
+}
+
+/// Returns how much of the prompts and texts a pass takes.
+fn budget(
+    needs: &[Need],
+    prompts: &[Prompt],
+    decoding: bool,
+    pacer: &PrefillPacer,
+    layers: usize,
+) -> PrefillBudget {
+    let row = prompts.iter().map(|prompt| prompt.row).fold(0.0, f64::max);
+    match needs {
+        // With several prompts, one may begin to decode while the pass of the others goes on.
+        [Need::Prefill] if decoding || prompts.len() > 1 => pacer.beside(row),
+        [Need::Prefill] => pacer.alone(layers, row),
+        // Weights that are streamed are read once for the whole pass.
+        _ if decoding => pacer.joint(layers),
+        _ => PrefillBudget::ALL,
+    }
+}
