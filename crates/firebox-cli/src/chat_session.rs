@@ -104,7 +104,9 @@ impl ChatSession {
 
     /// Returns the number of tokens that there is page memory for; unlimited if the model has no memory budget.
     fn tokens_in_memory(&self) -> usize {
-        self.model.residency().map_or(usize::MAX, |residency| residency.tokens_for(&self.session))
+        self.model
+            .residency()
+            .map_or(usize::MAX, |residency| residency.tokens_for(self.session.cache().pool()))
     }
 
     /// Forgets everything but the system text and facts, in the file too, if it is kept in one.

@@ -10,6 +10,7 @@ use tokio::sync::Semaphore;
 
 use crate::allowed_origins::AllowedOrigins;
 use crate::blocking::with_permit;
+use crate::body_memory::BodyMemory;
 use crate::catalog::Catalog;
 use crate::connection::Limits;
 use crate::credentials::CredentialStore;
@@ -34,6 +35,8 @@ pub(crate) struct App {
     pub encoder_permits: Arc<Semaphore>,
     /// The requests to encoders that may run and wait at once.
     pub encoder_places: Arc<Semaphore>,
+    /// The memory of the bodies of all requests.
+    pub body_memory: Arc<BodyMemory>,
     pub sessions: SessionRegistry,
     /// The clients of `/v1/engine/events`.
     pub watchers: EngineWatchers,

@@ -10,6 +10,7 @@ use firebox_text::{Message, TemplateOptions};
 use serde_json::Value;
 
 use crate::app::{App, Routes};
+use crate::body_memory::ParsedBody;
 use crate::catalog::SelectedModel;
 use crate::completion_format::{CompletionFormat, CompletionStream};
 use crate::conversation_request::{ConversationRequest, ConversationResponse};
@@ -50,7 +51,7 @@ pub(crate) async fn complete(
     sse::respond(body["stream"] == true, sse::DONE, answer(app, scope, body)).await
 }
 
-async fn answer(app: Arc<App>, scope: String, body: Value) -> Result<Response, ApiError> {
+async fn answer(app: Arc<App>, scope: String, body: ParsedBody) -> Result<Response, ApiError> {
     let fields = JsonFields::new(&body)?;
     let question = || Ok(model_routing::question(&messages(&fields)?));
     let attempt = |selected| answer_by(&app, &scope, &fields, selected);

@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use crate::app::{App, Routes};
 use crate::blocking::blocking;
+use crate::body_memory::ParsedBody;
 use crate::catalog::SelectedModel;
 use crate::choices::Choices;
 use crate::completion_format::{CompletionFormat, CompletionStream};
@@ -63,7 +64,7 @@ pub(crate) async fn complete(
     sse::respond(body["stream"] == true, sse::DONE, answer(app, scope, body)).await
 }
 
-async fn answer(app: Arc<App>, scope: String, body: Value) -> Result<Response, ApiError> {
+async fn answer(app: Arc<App>, scope: String, body: ParsedBody) -> Result<Response, ApiError> {
     let fields = JsonFields::new(&body)?;
     let question = || {
         Ok(prompts(&fields, "prompt")?.into_iter().find_map(|prompt| match prompt {

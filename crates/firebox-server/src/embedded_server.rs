@@ -10,6 +10,7 @@ use firebox_runtime::telemetry::Telemetry;
 use tokio::sync::Semaphore;
 
 use crate::app::App;
+use crate::body_memory::BodyMemory;
 use crate::catalog::Catalog;
 use crate::connection::Limits;
 use crate::credentials::{CredentialStore, Credentials};
@@ -87,6 +88,7 @@ impl EmbeddedServer {
             grammar_permits: Arc::new(Semaphore::new(1)),
             encoder_permits: Arc::new(Semaphore::new(1)),
             encoder_places: Arc::new(Semaphore::new(max_choices.min(Semaphore::MAX_PERMITS))),
+            body_memory: BodyMemory::new(config.max_bodies_bytes, config.max_body_bytes),
             sessions: SessionRegistry::new(config.sessions),
             watchers: EngineWatchers::default(),
             stop: StopHandle::new(),

@@ -218,6 +218,14 @@ impl ApiError {
         Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message)
     }
 
+    /// A body for which there is no room beside those of other requests.
+    pub fn bodies_full(most: usize) -> Self {
+        Self::too_many(format!(
+            "the bodies of requests take {most} bytes together, or half of that from one key; ask again when others \
+             have ended"
+        ))
+    }
+
     /// Used-up storage, which waiting does not free.
     pub fn storage_full(message: impl Into<String>) -> Self {
         Self::new(StatusCode::INSUFFICIENT_STORAGE, "invalid_request_error", message)

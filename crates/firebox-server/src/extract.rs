@@ -12,13 +12,14 @@ use serde_json::Value;
 use tokio::time::timeout;
 
 use crate::app::App;
+use crate::body_memory::{BodyCharge, ParsedBody};
 use crate::error::ApiError;
 use crate::json_limits::check_memory;
 use crate::request_fields::Endpoint;
 
 /// The JSON body of a request.
 #[derive(Debug)]
-pub(crate) struct JsonBody(pub Value);
+pub(crate) struct JsonBody(pub ParsedBody);
 
 /// The names of a body's fields that have no effect, which the response tells. Middleware puts it into the request.
 #[derive(Debug, Clone, Default)]
@@ -48,12 +49,17 @@ impl FromRequest<Arc<App>> for JsonBody {
     async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, ApiError> {
         let endpoint = Endpoint::at(request.uri().path());
         let ignored = request.extensions().get::<IgnoredFields>().cloned();
-        let bytes = timeout(app.limits.body_timeout, read(request.into_body(), app.limits.body)).await;
+        let scope = request.extensions().get().map_or("", |Caller(scope)| scope);
+        let mut charge = app.body_memory.begin(scope);
+        let read = read(request.into_body(), app.limits.body, &mut charge);
+        let bytes = timeout(app.limits.body_timeout, read).await;
         let bytes =
             bytes.unwrap_or_else(|_| Err(ApiError::request_timeout("the body did not come in time")))?;
-        check_memory(&bytes, app.limits.body)?;
-        let value = serde_json::from_slice(&bytes)
+        let values = check_memory(&bytes, app.limits.body)?;
+        charge.grow(values + bytes.len())?;
+        let value: Value = serde_json::from_slice(&bytes)
             .map_err(|error| ApiError::invalid(format!("the body is not JSON: {error}")))?;
+        charge.shrink(bytes.len());
         if let (Some(ignored), Some(names)) =
             (ignored, endpoint.and_then(|endpoint| endpoint.ignored(&value)))
         {
@@ -63,11 +69,11 @@ impl FromRequest<Arc<App>> for JsonBody {
             // The cell is that of this request, so it is empty.
             let _ = ignored.0.set(names);
         }
-        Ok(Self(value))
+        Ok(Self(ParsedBody::new(value, charge)))
     }
 }
 
-async fn read(mut body: Body, most: usize) -> Result<Vec<u8>, ApiError> {
+async fn read(mut body: Body, most: usize, charge: &mut BodyCharge) -> Result<Vec<u8>, ApiError> {
     if body.size_hint().lower() > most as u64 {
         return Err(ApiError::too_large(most));
     }
@@ -78,6 +84,7 @@ async fn read(mut body: Body, most: usize) -> Result<Vec<u8>, ApiError> {
         if data.len() > most - bytes.len() {
             return Err(ApiError::too_large(most));
         }
+        charge.grow(data.len())?;
         bytes.extend_from_slice(&data);
     }
     Ok(bytes)

@@ -6,7 +6,7 @@ use crate::error::ApiError;
 
 /// Bytes of memory that values may take for every byte of the largest body. Texts take about one, token ids
 /// about eleven; `{}` would take thirty, an object with one short field sixty.
-const MEMORY_PER_BODY_BYTE: usize = 12;
+pub(crate) const MEMORY_PER_BODY_BYTE: usize = 12;
 
 /// Memory of a value.
 const VALUE_BYTES: usize = 80;
@@ -24,10 +24,11 @@ const MAX_DEPTH: usize = 128;
 /// rendered.
 const MAX_ARGUMENT_BYTES: usize = 64 << 20;
 
-/// Rejects JSON whose values would take much more memory than a body may have bytes, before parsing it.
-pub(crate) fn check_memory(json: &[u8], max_body_bytes: usize) -> Result<(), ApiError> {
+/// Rejects JSON whose values would take much more memory than a body may have bytes, before parsing it. Returns the memory
+/// that they take beside the bytes of texts.
+pub(crate) fn check_memory(json: &[u8], max_body_bytes: usize) -> Result<usize, ApiError> {
     let most = max_body_bytes.saturating_mul(MEMORY_PER_BODY_BYTE);
-    estimate_memory(json, most).map(drop).ok_or_else(|| ApiError::too_many_values(most))
+    estimate_memory(json, most).ok_or_else(|| ApiError::too_many_values(most))
 }
 
 /// Rejects calls whose arguments together would take too much memory.

@@ -26,6 +26,7 @@ mod answer_grammar;
 mod api_keys;
 mod app;
 mod blocking;
+mod body_memory;
 mod catalog;
 mod chat;
 mod choices;

@@ -15,6 +15,7 @@ use firebox_runtime::Grammar;
 use serde_json::{Value, json};
 
 use crate::app::{App, Routes};
+use crate::body_memory::ParsedBody;
 use crate::catalog::SelectedModel;
 use crate::chat;
 use crate::conversation_request::ConversationRequest;
@@ -68,7 +69,7 @@ pub(crate) async fn respond(
     sse::respond(body["stream"] == true, "", answer(app, scope, body)).await
 }
 
-async fn answer(app: Arc<App>, scope: String, body: Value) -> Result<Response, ApiError> {
+async fn answer(app: Arc<App>, scope: String, body: ParsedBody) -> Result<Response, ApiError> {
     let fields = JsonFields::new(&body)?;
     for field in ["previous_response_id", "conversation", "prompt"] {
         if fields.get(field).is_some() {

@@ -39,6 +39,9 @@ pub struct ServerConfig {
     pub sessions: SessionsConfig,
     /// Limit of a request body in bytes. Its parsed JSON may take twelve times as much.
     pub max_body_bytes: usize,
+    /// Limit of the memory that the bodies of all requests take with their parsed JSON, at least for one body. A request
+    /// beyond it is refused until another one ends, as is one beyond half of it of the same key.
+    pub max_bodies_bytes: usize,
     /// Refuses requests with fields that have no effect. Otherwise the header `x-firebox-ignored` of the response names them.
     pub strict_fields: bool,
     /// Simultaneous connections. If all are taken, the one that has been idle longest is closed for a new one, which waits
@@ -77,6 +80,7 @@ impl Default for ServerConfig {
             pipelines: Vec::new(),
             sessions: SessionsConfig::default(),
             max_body_bytes: 8 << 20,
+            max_bodies_bytes: 160 << 20,
             strict_fields: false,
             max_clients: 1024,
             client_timeout: Duration::from_secs(30),

@@ -20,6 +20,7 @@ use serde_json::{Value, json};
 
 use crate::app::{App, Routes};
 use crate::blocking::blocking;
+use crate::body_memory::ParsedBody;
 use crate::error::ApiError;
 use crate::extract::{Caller, JsonBody};
 use crate::json_fields::JsonFields;
@@ -170,7 +171,7 @@ pub(crate) async fn say_in(request: SessionRequest, JsonBody(body): JsonBody) ->
     sse::respond(body["stream"] == true, sse::DONE, answer(request, body)).await
 }
 
-async fn answer(request: SessionRequest, body: Value) -> Result<Response, ApiError> {
+async fn answer(request: SessionRequest, body: ParsedBody) -> Result<Response, ApiError> {
     let fields = JsonFields::new(&body)?;
     let content = fields.required_string("content")?.to_owned();
     if content.trim().is_empty() {

@@ -7,9 +7,10 @@ use firebox_model::{Decoder, Pooling};
 use firebox_text::Tokenizer;
 
 use super::{Similarity, TurnContent, TurnEncoder, examples};
-use crate::RuntimeError;
 use crate::embed::{Framed, add_share};
 use crate::readback::read_floats;
+use crate::residency::Residency;
+use crate::{Model, RuntimeError};
 
 /// The most tokens that are encoded together; a longer turn is the mean of its pieces. Attention within a piece costs
 /// little compared with the matrix products, so the cost grows linearly with the length of a turn.
@@ -24,13 +25,21 @@ const PIECE: usize = 256;
 pub struct OwnStates {
     decoder: Arc<Decoder>,
     layers: usize,
+    /// What passes are charged to.
+    residency: Option<Arc<Residency>>,
 }
 
 impl OwnStates {
     /// Uses the states after half of the layers.
     pub fn new(decoder: Arc<Decoder>) -> Self {
         let layers = decoder.layers().div_ceil(2);
-        Self { decoder, layers }
+        Self { decoder, layers, residency: None }
+    }
+
+    /// Uses the states of a model after half of its layers. In a model with a memory budget, each pass is charged to it, or
+    /// refused if too little memory can be freed.
+    pub fn of_model(model: &Model) -> Result<Self, RuntimeError> {
+        Ok(Self { residency: model.residency.clone(), ..Self::new(model.decoder()?) })
     }
 
     /// Uses the states after `layers` layers. Fewer cost less; with none, the vector is the mean embedding, which
@@ -51,6 +60,8 @@ impl TurnEncoder for OwnStates {
     fn encode(&mut self, content: TurnContent<'_>) -> Result<Vec<f32>, RuntimeError> {
         let mut mean = Vec::new();
         for (piece, share) in Framed::unframed(content.tokens).pieces(PIECE) {
+            let paid = self.residency.as_ref().map(|residency| residency.pay_for_text(piece.len()));
+            let _paid = paid.transpose()?;
             let states = directions(self.decoder.hidden_after(&piece, self.layers)?);
             add_share(&mut mean, &read_floats(Pooling::Mean.pool(states))?, share);
         }
@@ -74,7 +85,8 @@ mod tests {
 
     use super::super::{EarlierTurn, LabelledPair, RelevanceScorer};
     use super::*;
-    use crate::{Model, device};
+    use crate::residency::{ShareOptions, SharedBudget};
+    use crate::{Account, Budget, MemoryError, device};
 
     const FIXTURES: [&str; 2] = ["reference/llama", "reference/qwen3_5_text"];
 
@@ -135,6 +147,30 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_pass_beside_the_engine_is_charged_or_refused() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/gguf/llama/model.gguf");
+        let shared = SharedBudget::beside(&Budget::new(256 << 20)).unwrap();
+        let options = ShareOptions { rows: PIECE, ..ShareOptions::pinned() };
+        let model = shared.open(path, &device("cpu").unwrap(), &options).unwrap();
+        let tokens: Vec<u32> = (0..PIECE as u32).map(|at| at * 7 % 300).collect();
+        let mut states = OwnStates::of_model(&model).unwrap();
+        let expected = OwnStates::new(model.decoder().unwrap()).encode(spoken(&tokens)).unwrap();
+        let budget = model.residency().unwrap().budget();
+        let held = || Account::ALL.iter().map(|account| budget.held(*account)).sum::<u64>();
+        let before = held();
+        // Though a pass of the engine has as many rows.
+        let rows = (PIECE * model.decoder().unwrap().config().hidden_size * size_of::<f32>()) as u64;
+        assert!(budget.most_held() < before + rows);
+        assert_eq!(states.encode(spoken(&tokens)).unwrap(), expected);
+        assert!(budget.most_held() >= before + rows, "{} of {rows}", budget.most_held() - before);
+        assert_eq!(held(), before);
+        let all = shared.budget();
+        let _taken = all.charge(Account::Scratch, all.left()).unwrap();
+        let refused = states.encode(spoken(&tokens)).unwrap_err();
+        assert!(matches!(refused, RuntimeError::Memory(MemoryError::OverBudget { .. })), "{refused}");
     }
 
     #[test]

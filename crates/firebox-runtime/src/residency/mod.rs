@@ -44,7 +44,7 @@ use crate::planner::{FEWEST_BUFFERS, Mode, Placement, Plan, Rates};
 use crate::pressure::{self, Pressure};
 use crate::telemetry::{Meters, Telemetry};
 use crate::thermal::Thermometer;
-use crate::{Account, Budget, Charge, RuntimeError, Session};
+use crate::{Account, Budget, Charge, RuntimeError};
 use config::CONFIG;
 use disk_queue::QueuePosition;
 use hook::{ChargedPages, ResidencyHook};
@@ -167,10 +167,10 @@ impl Residency {
         if self.cached.is_shared() { self.cached.preload(self.decoder.weights(), false) } else { Ok(()) }
     }
 
-    /// Returns how many tokens fit into the pages that a session has or can still get. Parts are evicted for pages, but the buffers to
+    /// Returns how many tokens fit into the pages that a pool has or can still get. Parts are evicted for pages, but the buffers to
     /// stream them through come first.
-    pub fn tokens_for(&self, session: &Session) -> usize {
-        let (pool, buffers) = (session.cache().pool(), self.plan.buffers.max(FEWEST_BUFFERS));
+    pub fn tokens_for(&self, pool: &PagePool) -> usize {
+        let buffers = self.plan.buffers.max(FEWEST_BUFFERS);
         let ring = (buffers * self.decoder.weights().buffer_bytes()) as u64;
         let uncharged = ring.saturating_sub(self.budget.held(Account::Scratch));
         let room = (self.budget.left() + self.resident_bytes()).saturating_sub(uncharged);
@@ -194,6 +194,22 @@ impl Residency {
         let beyond = rows.saturating_sub(self.plan.chunk) as u64;
         let bytes = beyond * self.row_bytes + held as u64 * self.uncached_row_bytes();
         Ok(self.cached.charge(Account::Activations, bytes, CONFIG.pass_wait)?)
+    }
+
+    /// Charges a pass over one text of this length beside the engine, whose own passes may have all rows that were planned
+    /// for. Parts are evicted for it.
+    pub(crate) fn pay_for_text(&self, tokens: usize) -> Result<Charge, RuntimeError> {
+        let pages = allocated_positions(tokens) as u64 * self.uncached_row_bytes();
+        self.pay_for(tokens as u64 * self.row_bytes + pages)
+    }
+
+    /// Charges the logits after `rows` tokens, and a copy of them. Returns how many of the rows there is memory for, at least
+    /// one, and their charge. Parts are evicted for one row, and for no more.
+    pub(crate) fn pay_for_logits(&self, rows: usize) -> Result<(usize, Charge), RuntimeError> {
+        let row = (2 * self.decoder.config().vocab_size * size_of::<f32>()) as u64;
+        let fit = usize::try_from(self.budget.left() / row.max(1)).unwrap_or(usize::MAX);
+        let rows = rows.min(fit).max(1);
+        Ok((rows, self.pay_for(rows as u64 * row)?))
     }
 
     /// Charges what a request holds beside its pages, until the charge is dropped. Parts are evicted for it.

@@ -54,7 +54,12 @@ impl Session {
         while !rest.is_empty() {
             self.check_cancelled(chunks)?;
             chunks += 1;
-            let chunk: Vec<u32> = rest.drain(..self.chunk.min(rest.len())).collect();
+            let most = self.chunk.min(rest.len());
+            // Logits of many rows may take more memory than all else.
+            let paid = self.residency.as_ref().filter(|_| rows == LogitRows::All && accepted < most);
+            let paid = paid.map(|residency| residency.pay_for_logits(most - accepted)).transpose()?;
+            let most = paid.as_ref().map_or(most, |(fit, _)| accepted + fit);
+            let chunk: Vec<u32> = rest.drain(..most).collect();
             let old = accepted.min(chunk.len());
             let without_logits = old == chunk.len() || (rows == LogitRows::Last && !rest.is_empty());
             let logits = if without_logits {

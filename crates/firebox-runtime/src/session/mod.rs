@@ -36,6 +36,7 @@ use firebox_model::{Decoder, Head, ModelError};
 
 use crate::RuntimeError;
 use crate::heads::pool::HeadPool;
+use crate::residency::Residency;
 use crate::telemetry::Meters;
 pub use batch_pass::BatchPass;
 pub use feed::PREFILL_CHUNK;
@@ -76,6 +77,8 @@ pub struct Session {
     /// The head that computed the cached layers behind the split, or `None` if several did or one did not finish.
     pub(crate) cached_head: Option<Arc<str>>,
     meters: Arc<Meters>,
+    /// What logits of many rows are charged to.
+    residency: Option<Arc<Residency>>,
 }
 
 impl Session {
@@ -112,6 +115,7 @@ impl Session {
             requested_head: None,
             cached_head: Some(OWN_HEAD.into()),
             meters: Arc::default(),
+            residency: None,
         }
     }
 

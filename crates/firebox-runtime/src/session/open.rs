@@ -38,6 +38,7 @@ impl Model {
     fn configured(&self, mut session: Session) -> Session {
         if let Some(residency) = &self.residency {
             session = session.with_chunk(residency.plan().chunk);
+            session.residency = Some(residency.clone());
         }
         if let Some(heads) = self.heads() {
             session = session.with_heads(heads.clone());

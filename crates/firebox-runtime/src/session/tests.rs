@@ -5,7 +5,8 @@ use std::path::Path;
 use proptest::prelude::*;
 
 use super::*;
-use crate::{Model, device};
+use crate::residency::{ShareOptions, SharedBudget};
+use crate::{Account, Budget, Model, device};
 
 fn exact(decoder: &Arc<Decoder>) -> Session {
     Session::new(decoder.clone()).with_kv_type(KvType::F32)
@@ -70,4 +71,38 @@ proptest! {
     ) {
         check("variants/phi3-longrope-short-to-long", &steps);
     }
+}
+
+#[test]
+fn logits_of_a_long_prompt_are_charged_and_fit_into_what_is_left() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/gguf/llama/model.gguf");
+    let shared = SharedBudget::beside(&Budget::new(256 << 20)).unwrap();
+    let model = shared.open(&path, &device("cpu").unwrap(), &ShareOptions::pinned()).unwrap();
+    let tokens: Vec<u32> = (0..200).map(|i| 3 + i * 31 % 200).collect();
+    let fed = |model: &Model| {
+        let (mut logits, mut most) = (Vec::new(), 0);
+        let mut session = model.session().unwrap();
+        session
+            .feed_each_row(&tokens, |rows| {
+                logits.extend_from_slice(rows);
+                most = most.max(rows.len());
+            })
+            .unwrap();
+        (logits, most)
+    };
+    let expected = fed(&Model::open(&path, &device("cpu").unwrap()).unwrap());
+    let row = model.decoder().unwrap().config().vocab_size * size_of::<f32>();
+    let own = model.residency().unwrap().budget();
+    let held = || Account::ALL.iter().map(|account| own.held(*account)).sum::<u64>();
+    let before = held();
+    let found = fed(&model);
+    assert!(found.0 == expected.0);
+    let charged = (found.1 * size_of::<f32>()) as u64;
+    assert!(own.most_held() >= before + charged, "{} of {charged}", own.most_held() - before);
+
+    let all = shared.budget();
+    let pages = 2 * 128 * model.decoder().unwrap().layout(KvType::F16).bytes_per_position() as u64;
+    let _taken = all.charge(Account::Scratch, all.left() - pages - 64 * row as u64).unwrap();
+    let found = fed(&model);
+    assert!(found.0 == expected.0 && found.1 < expected.1, "{} numbers together", found.1);
 }

@@ -200,7 +200,7 @@ impl SessionTree {
 
     /// Calibrates relevance scores on the model's own hidden states.
     fn fit_scorer(&mut self) -> Result<(), ApiError> {
-        let own = OwnStates::new(self.served.model.decoder()?);
+        let own = OwnStates::of_model(&self.served.model)?;
         let fitted = own.calibrated(self.served.tokenizer()?);
         self.scorer = Some(fitted.map_err(|error| ApiError::field("relevance", error.to_string()))?);
         Ok(())

@@ -93,6 +93,33 @@ fn many_small_values_are_rejected_before_parsing() {
 }
 
 #[test]
+fn bodies_in_flight_have_one_bound() {
+    // Room for one body of this size with its JSON.
+    let server = Running::start(|config| (config.max_body_bytes, config.max_bodies_bytes) = (64 << 10, 0));
+    let body = format!("{{\"prompt\": \"Hello\", \"max_tokens\": 1, \"user\": \"{}\"}}", "a".repeat(60_000));
+    let partly = request("/v1/completions", "", &body);
+    let partly = &partly[..partly.len() - 1];
+    let mut sending: Vec<_> = (0..20).map(|_| server.connect()).collect();
+    sending.iter_mut().for_each(|client| client.send(partly));
+    let answered = |status: u16| {
+        let began = std::time::Instant::now();
+        loop {
+            let answer = server.post("/v1/completions", &json!({"prompt": "Hello", "max_tokens": 1}));
+            if answer.status == status {
+                return answer;
+            }
+            assert!(began.elapsed() < std::time::Duration::from_secs(40), "{answer:?}");
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+    };
+    let refused = answered(429);
+    assert!(refused.head.contains("retry-after: 1"), "{}", refused.head);
+    refused.fails_saying(429, "the bodies of requests take");
+    drop(sending);
+    answered(200);
+}
+
+#[test]
 fn deep_nesting_is_rejected_or_parsed() {
     let (_folder, server) = serving(TAGGED);
     let deep = |depth: usize, leaf: Value| {
