@@ -3,11 +3,12 @@
 #![allow(clippy::unwrap_used)]
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::thread;
 use std::time::{Duration, Instant};
 
-use firebox::engine::{EngineConfig, Event, Request};
+use firebox::engine::{Engine, EngineConfig, Event, Request};
 use firebox::internals::engine::{Clock, EngineCore, RequestId, StepOutcome};
 use firebox::internals::model::{Observer, Passed, StreamedConfig};
 use firebox::internals::runtime::schedule::AdmissionConfig;
@@ -15,6 +16,7 @@ use firebox::internals::runtime::{Account, Budget, EmbedOptions, MemoryError};
 use firebox::internals::store::{Checkpoint, ReadMethod, StreamConfig};
 use firebox::residency::{ShareOptions, SharedBudget};
 use firebox::{Finish, GenerationConfig, Model, RuntimeError, device};
+use firebox_testing::model::SyntheticModel;
 
 fn path(family: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/fixtures/gguf/{family}/model.gguf"))
@@ -264,4 +266,62 @@ fn an_embedding_is_charged_or_refused() {
     let refused = model.embedding(&texts, &EmbedOptions::default()).unwrap_err();
     assert!(matches!(refused, RuntimeError::Memory(MemoryError::OverBudget { .. })), "{refused}");
     drop(taken);
+}
+
+/// Counts passes outside an engine between two of its tokens.
+#[derive(Debug, Default)]
+struct Outside {
+    passes: AtomicUsize,
+    at_logits: Mutex<Vec<usize>>,
+}
+
+impl Observer for Outside {
+    fn follows(&self) -> bool {
+        true
+    }
+
+    fn layer(&self, _: usize, _: usize, _: Instant) {}
+
+    fn logits(&self, _: usize, _: Instant) {
+        self.at_logits.lock().unwrap().push(self.passes.load(Ordering::Relaxed));
+    }
+
+    fn pass(&self, _: Passed, _: Instant) {}
+
+    fn replay(&self, _: usize, _: Instant) {}
+}
+
+#[test]
+fn a_token_waits_for_one_pass_outside_the_engine_at_most() {
+    let folder = tempfile::tempdir().unwrap();
+    SyntheticModel::with_bytes(1 << 20, 12, 512).write(folder.path(), 1).unwrap();
+    let stream = StreamConfig { buffers: 2, ..StreamConfig::default() };
+    let config = StreamedConfig { stream, method: Some(ReadMethod::Buffered), ..StreamedConfig::default() };
+    let checkpoint = Checkpoint::open(folder.path()).unwrap();
+    let model = Model::streamed(checkpoint, &device("cpu").unwrap(), &config).unwrap();
+    let (decoder, outside) = (model.decoder().unwrap(), Arc::new(Outside::default()));
+    let engine = Engine::start(EngineConfig::default()).unwrap();
+    engine.add("model", model).unwrap();
+    decoder.set_observer(outside.clone());
+    let answering = AtomicBool::new(true);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let tokens: Vec<u32> = (0..64).map(|at| 3 + at * 7 % 500).collect();
+            while answering.load(Ordering::Relaxed) {
+                decoder.hidden_after(&tokens, decoder.layers()).unwrap();
+                outside.passes.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        while outside.passes.load(Ordering::Relaxed) == 0 {
+            thread::yield_now();
+        }
+        let said = engine.generate(answer(0, 30)).wait();
+        answering.store(false, Ordering::Relaxed);
+        said.unwrap();
+    });
+    let at_logits = outside.at_logits.lock().unwrap();
+    let gaps: Vec<usize> = at_logits.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    // One that waited, and one that was counted late.
+    assert!(gaps.iter().all(|passes| *passes <= 2), "{gaps:?}");
+    assert!(gaps.iter().any(|passes| *passes > 0), "neither starves the other: {gaps:?}");
 }

@@ -159,8 +159,12 @@ impl Batch {
         let began = clock.now();
         self.complete_cancelled(clock, sink, &mut result);
         self.embeddings.yields &= !self.sequences.is_empty();
-        let Some(need) = self.choose_pass(clock, sink, &mut result) else { return result };
         let decoder = self.decoder.clone();
+        // Passes outside the engine that came before go first.
+        if self.prefilling.is_none() && decoder.streamed().is_some_and(|streamed| streamed.is_busy()) {
+            return result;
+        }
+        let Some(need) = self.choose_pass(clock, sink, &mut result) else { return result };
         // A session outside the engine may have begun a pass since readiness was checked.
         let Some(_guard) = decoder.try_stream() else { return result };
         let Some(mut in_flight) = self.slot(need).take() else { return result };
@@ -390,7 +394,8 @@ impl Batch {
         match computed(&decoder, || Ok(BatchPass::begin(&decoder, &inputs, texts, has_logits)?)) {
             Ok(pass) => {
                 let (began, took) = (clock.now(), Duration::ZERO);
-                Some(InFlightPass { pass, entries, embeddings, steps, began, took })
+                let turn = decoder.begin_turn();
+                Some(InFlightPass { pass, entries, embeddings, steps, began, took, turn })
             }
             Err(error) => {
                 self.fail(&entries, &embeddings, error, sink, result);

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use firebox_model::StreamTurn;
 use firebox_runtime::session::BatchPass;
 use firebox_runtime::{EmbeddingChunk, Session};
 
@@ -21,6 +22,9 @@ pub(crate) struct InFlightPass {
     /// When it began, and how long its layers took.
     pub began: Duration,
     pub took: Duration,
+    /// Other threads' passes over the same streamed weights wait for its end.
+    #[expect(dead_code, reason = "held for its drop")]
+    pub turn: StreamTurn,
 }
 
 impl InFlightPass {

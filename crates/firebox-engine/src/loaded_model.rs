@@ -464,6 +464,7 @@ impl LoadedModel {
     /// Returns whether the model has work and its next layer is resident. Starts to read the layer if it is not.
     pub fn readiness(&self) -> Readiness {
         if !self.batch.has_work() {
+            self.clear_wanted();
             return Readiness::Idle;
         }
         if self
@@ -497,8 +498,16 @@ impl LoadedModel {
         }
     }
 
+    /// Lets passes outside the engine begin: none of the engine is to.
+    fn clear_wanted(&self) {
+        if let Some(streamed) = self.batch.decoder().streamed() {
+            streamed.clear_wanted();
+        }
+    }
+
     /// Reports that the engine no longer needs the model, even if it is used elsewhere.
     pub fn retire(&mut self) {
+        self.clear_wanted();
         self.model.meters().set(Gauge::WaitingRequests, 0);
         if let Some(residency) = self.model.residency() {
             residency.set_urgency(None);

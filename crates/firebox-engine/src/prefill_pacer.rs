@@ -211,6 +211,31 @@ mod tests {
         assert!(few < worth && (12.0..=13.1).contains(&took), "{few} rows take {took} ms");
     }
 
+    /// Steps over streamed weights: 30 ms a pass whatever is in it, 5 of them computing, and 1 ms a row in each of 10 layers.
+    #[test]
+    fn prefill_at_most_doubles_a_pass_over_streamed_weights() {
+        let ms = |ms: f64| Duration::from_secs_f64(ms / 1e3);
+        let mut pacer = PrefillPacer::default();
+        assert!(pacer.measures_decoding(), "nothing was measured");
+        let (mut rows, mut alone) = (0, 0);
+        for _ in 0..200 {
+            if pacer.measures_decoding() {
+                alone += 1;
+                (0..10).for_each(|_| pacer.record_layer(Need::Decode, Work::new(1, 0), ms(0.5)));
+                pacer.record_pass(Need::Decode, ms(30.0));
+                continue;
+            }
+            let budget = pacer.joint(10);
+            let row = pacer.layer_seconds(Work::new(1, 0));
+            rows = budget.rows.min((budget.seconds / row) as usize).max(1);
+            let layer = ms(0.5 + 0.1 * rows as f64);
+            (0..10).for_each(|_| pacer.record_joint_layer(Work::new(rows, 0), layer));
+            pacer.record_joint_pass(rows);
+        }
+        assert!((28..=31).contains(&rows), "{rows} rows of 1 ms beside 30 ms");
+        assert!((10..=14).contains(&alone), "{alone} of 200 passes only decode");
+    }
+
     #[test]
     fn short_prompts_do_not_distort_the_cost_of_long_ones() {
         let took = [0.5, 0.1, 0.15];

@@ -1,7 +1,7 @@
 //! The decoder: embedding, blocks, final norm and unembedding, with resident or streamed weights.
 
 use std::cell::RefCell;
-use std::sync::{Arc, MutexGuard, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 use burn::tensor::{DType, Device, Int, Tensor};
 use firebox_cache::{KvType, LayerLayout, Layout, PagePool, SequenceCache};
@@ -19,6 +19,7 @@ use crate::observer::Observer;
 use crate::recording::StepRecorder;
 use crate::resident::ResidentWeights;
 use crate::rows::indices;
+use crate::stream_lock::StreamLockGuard;
 use crate::streamed::StreamedWeights;
 use crate::weights::Weights;
 
@@ -48,7 +49,19 @@ enum Parts {
 #[derive(Debug)]
 #[must_use]
 pub struct StreamGuard<'a> {
-    _streaming: Option<MutexGuard<'a, ()>>,
+    _streaming: Option<StreamLockGuard<'a>>,
+}
+
+/// The turn of an interleaved pass, until it is dropped.
+#[derive(Debug)]
+pub struct StreamTurn(Arc<Decoder>);
+
+impl Drop for StreamTurn {
+    fn drop(&mut self) {
+        if let Some(streamed) = self.0.streamed() {
+            streamed.lock().end_turn();
+        }
+    }
 }
 
 impl Decoder {
@@ -284,6 +297,15 @@ impl Decoder {
     /// Waits until no other pass streams the weights.
     pub(crate) fn stream_guard(&self) -> StreamGuard<'_> {
         StreamGuard { _streaming: self.streamed().map(|streamed| streamed.lock().lock()) }
+    }
+
+    /// Begins the turn of a pass that is interleaved with others by [`try_stream`](Self::try_stream): until it is dropped, whole passes
+    /// of other threads that stream the weights wait.
+    pub fn begin_turn(self: &Arc<Self>) -> StreamTurn {
+        if let Some(streamed) = self.streamed() {
+            streamed.lock().begin_turn();
+        }
+        StreamTurn(self.clone())
     }
 
     /// Takes the guard that every [step](crate::Pass::step) of an interleaved pass holds, from before it enters the thread pool. Returns none

@@ -54,7 +54,7 @@ pub use attention::Attention;
 pub use block::Block;
 pub use bridge::Bridge;
 pub use config::DecoderConfig;
-pub use decoder::{Decoder, StreamGuard};
+pub use decoder::{Decoder, StreamGuard, StreamTurn};
 pub use delta_net::GatedDeltaNet;
 pub use encoder::{Encoder, EncoderInput};
 pub use encoder_config::EncoderConfig;

@@ -318,9 +318,14 @@ impl StreamedWeights {
         self.partition.part_bytes(part)
     }
 
-    /// Whether a pass streams at the moment or waits to.
+    /// Whether an interleaved pass has to wait for others. They wait for it if they come later.
     pub fn is_busy(&self) -> bool {
-        self.lock.try_lock().is_none()
+        !self.lock.is_free()
+    }
+
+    /// Lets other passes begin: the interleaved one that was asked for by [`is_busy`](Self::is_busy) is not wanted any more.
+    pub fn clear_wanted(&self) {
+        self.lock.clear_wanted();
     }
 
     pub(crate) fn lock(&self) -> &StreamLock {

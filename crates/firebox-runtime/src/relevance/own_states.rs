@@ -155,7 +155,7 @@ mod tests {
         let shared = SharedBudget::beside(&Budget::new(256 << 20)).unwrap();
         let options = ShareOptions { rows: PIECE, ..ShareOptions::pinned() };
         let model = shared.open(path, &device("cpu").unwrap(), &options).unwrap();
-        let tokens: Vec<u32> = (0..PIECE as u32).map(|at| at * 7 % 300).collect();
+        let tokens: Vec<u32> = (0..PIECE as u32).map(|at| at * 7 % 150).collect();
         let mut states = OwnStates::of_model(&model).unwrap();
         let expected = OwnStates::new(model.decoder().unwrap()).encode(spoken(&tokens)).unwrap();
         let budget = model.residency().unwrap().budget();
