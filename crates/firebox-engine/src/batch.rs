@@ -278,23 +278,7 @@ impl Batch {
         order.sort_by_key(|&at| std::cmp::Reverse(self.sequences[at].priority));
         for at in order {
             let id = self.sequences[at].id;
-            let Sequence { session, state, .. } = &mut self.sequences[at];
-            let chunk = shielded(self.decoder.device(), || {
-                let chunk = session.next_chunk(lengths[at])?;
-                let Err(error) = session.reserve_pages(&chunk) else { return Ok(chunk) };
-                if state.pending() == 0 {
-                    return Err(error.into());
-                }
-                // There may be room without the draft.
-                state.cancel_draft(session);
-                let chunk = session.next_chunk(session.uncached_tokens())?;
-                session.reserve_pages(&chunk)?;
-                Ok(chunk)
-            });
-            if chunk.is_err() {
-                state.cancel_draft(session);
-            }
-            match chunk {
+            match self.sequences[at].next_chunk(lengths[at]) {
                 Ok(chunk) => chunks.push((at, chunk)),
                 Err(error) if error.is_pool_exhausted() => result.starved.push(id),
                 Err(error) => failed.push((id, error)),

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use firebox_runtime::decode::{Advance, DecodeState, OutputState, Timing};
+use firebox_runtime::session::NextChunk;
 use firebox_runtime::{Finish, PrefixHit, PrefixTree, Session, Speculation};
 use firebox_schedule::Priority;
 
@@ -138,6 +139,27 @@ impl Sequence {
 
     pub fn need(&self) -> Need {
         if self.state.is_decoding(&self.session) { Need::Decode } else { Need::Prefill }
+    }
+
+    /// Takes at most `most` tokens for a pass and reserves pages for them, without the draft if there are too few for it.
+    pub fn next_chunk(&mut self, most: usize) -> Result<NextChunk, EngineError> {
+        let Self { session, state, .. } = self;
+        let device = session.decoder().device().clone();
+        let chunk = shielded(&device, || {
+            let chunk = session.next_chunk(most)?;
+            let Err(error) = session.reserve_pages(&chunk) else { return Ok(chunk) };
+            if state.pending() == 0 {
+                return Err(error.into());
+            }
+            state.cancel_draft(session);
+            let chunk = session.next_chunk(session.uncached_tokens())?;
+            session.reserve_pages(&chunk)?;
+            Ok(chunk)
+        });
+        if chunk.is_err() {
+            state.cancel_draft(session);
+        }
+        chunk
     }
 
     /// Takes the logits after the last token, chooses the next tokens and emits their events. Returns whether the
