@@ -204,10 +204,10 @@ impl Residency {
     }
 
     /// Charges the logits after `rows` tokens, and a copy of them. Returns how many of the rows there is memory for, at least
-    /// one, and their charge. Parts are evicted for one row, and for no more.
+    /// one, and their charge. Parts are evicted for one row, and for no more; half of what is left stays for pages.
     pub(crate) fn pay_for_logits(&self, rows: usize) -> Result<(usize, Charge), RuntimeError> {
         let row = (2 * self.decoder.config().vocab_size * size_of::<f32>()) as u64;
-        let fit = usize::try_from(self.budget.left() / row.max(1)).unwrap_or(usize::MAX);
+        let fit = usize::try_from(self.budget.left() / (2 * row.max(1))).unwrap_or(usize::MAX);
         let rows = rows.min(fit).max(1);
         Ok((rows, self.pay_for(rows as u64 * row)?))
     }
