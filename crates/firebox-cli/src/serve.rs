@@ -12,7 +12,8 @@ use firebox_runtime::residency::{Residency, ResidencyOptions, ShareOptions, Shar
 use firebox_runtime::schedule::AdmissionConfig;
 use firebox_runtime::{Cores, Device, Model, RuntimeError, parse_bytes};
 use firebox_server::{
-    AllowedOrigins, ApiKey, Credentials, ModelSpec, PipelineSpec, Server, ServerConfig, SessionsConfig,
+    AllowedOrigins, ApiKey, Credentials, KeyShare, ModelSpec, PipelineSpec, Server, ServerConfig,
+    SessionsConfig,
 };
 use firebox_store::{Checkpoint, Heads, SourceKind};
 
@@ -72,9 +73,24 @@ pub struct ServeArgs {
     /// Requests of a model that may wait before one more is refused
     #[arg(long, value_name = "N", env = "FIREBOX_QUEUE")]
     queue: Option<usize>,
-    /// Seconds that a request may take as a whole, its answer included [default: as long as it takes]
-    #[arg(long, value_name = "SECONDS", env = "FIREBOX_TIME_LIMIT", value_parser = clap::value_parser!(u32).range(1..))]
-    time_limit: Option<u32>,
+    /// Requests of one key that a model answers together; each choice of a request counts [default: as many as others leave]
+    #[arg(long, value_name = "N", env = "FIREBOX_PER_KEY_RUNNING", value_parser = clap::value_parser!(u16).range(1..))]
+    per_key_running: Option<u16>,
+    /// Requests of one key that may wait for a model before one more is refused [default: the key's part of --queue]
+    #[arg(long, value_name = "N", env = "FIREBOX_PER_KEY_WAITING")]
+    per_key_waiting: Option<usize>,
+    /// Seconds that a request may take as a whole, its answer included; 0 is as long as it takes
+    #[arg(
+        long,
+        visible_alias = "request-timeout",
+        value_name = "SECONDS",
+        env = "FIREBOX_TIME_LIMIT",
+        default_value_t = 3600
+    )]
+    time_limit: u32,
+    /// Seconds after which an answer that its client does not read fails; 0 is never
+    #[arg(long, value_name = "SECONDS", env = "FIREBOX_STALL_TIMEOUT", default_value_t = 30)]
+    stall_timeout: u32,
     /// What to do when the engine's thread panics, after its requests have failed: restart the engine with the same models, or
     /// exit with code 70 for a supervisor
     #[arg(long, value_name = "ACTION", env = "FIREBOX_ON_ENGINE_FAILURE", value_enum, default_value_t)]
@@ -219,6 +235,12 @@ fn parts_of(list: &[String]) -> impl Iterator<Item = String> {
 
 fn config(args: &ServeArgs, listed: &[ApiKey]) -> anyhow::Result<ServerConfig> {
     let Credentials { keys, certificate } = args.credentials.read(listed)?;
+    let per_key = KeyShare {
+        running: args.per_key_running.map(usize::from),
+        waiting: args.per_key_waiting,
+        ..KeyShare::default()
+    };
+    let seconds = |seconds: u32| (seconds > 0).then(|| Duration::from_secs(seconds.into()));
     let mut admission = AdmissionConfig::default();
     if let Some(parallel) = args.parallel {
         admission.most_running = parallel.into();
@@ -242,11 +264,18 @@ fn config(args: &ServeArgs, listed: &[ApiKey]) -> anyhow::Result<ServerConfig> {
     Ok(ServerConfig {
         address: address(&args.host, args.port)?,
         keys,
+        per_key,
         certificate,
         insecure: args.credentials.insecure,
         allowed_origins,
-        engine: EngineConfig { admission, lookup: args.lookup, on_failure, ..EngineConfig::default() },
-        request_timeout: args.time_limit.map(|seconds| Duration::from_secs(seconds.into())),
+        engine: EngineConfig {
+            admission,
+            lookup: args.lookup,
+            on_failure,
+            stall_timeout: seconds(args.stall_timeout),
+            ..EngineConfig::default()
+        },
+        request_timeout: seconds(args.time_limit),
         sessions,
         strict_fields: args.strict_fields,
         ..ServerConfig::default()
@@ -451,6 +480,21 @@ mod tests {
             assert_eq!(crate::outcome::code_of(&error), 2);
             assert!(error.to_string().contains(value), "{error}");
         }
+    }
+
+    #[test]
+    fn times_have_defaults_and_zero_is_none() {
+        let times = |options: &[&str]| {
+            let config = configured(options).unwrap();
+            let seconds = |time: Option<Duration>| time.map(|time| time.as_secs());
+            (seconds(config.request_timeout), seconds(config.engine.stall_timeout))
+        };
+        assert_eq!(times(&[]), (Some(3600), Some(30)));
+        let usual = ServerConfig::default();
+        assert_eq!(usual.request_timeout.map(|time| time.as_secs()), times(&[]).0);
+        assert_eq!(usual.engine.stall_timeout.map(|time| time.as_secs()), times(&[]).1);
+        assert_eq!(times(&["--request-timeout", "9", "--stall-timeout", "2"]), (Some(9), Some(2)));
+        assert_eq!(times(&["--time-limit", "0", "--stall-timeout", "0"]), (None, None));
     }
 
     #[test]

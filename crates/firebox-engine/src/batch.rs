@@ -18,7 +18,7 @@ use crate::event::Event;
 use crate::in_flight::{BatchEntry, EmbeddingEntry, InFlightPass, StepResult, sessions};
 use crate::pass_chunks::PassChunks;
 use crate::prefill_pacer::PrefillPacer;
-use crate::sequence::{Need, RequestId, Sequence};
+use crate::sequence::{ComputedPrompt, Need, RequestId, Sequence};
 use crate::shield::{computed, shielded};
 
 /// Prompts from this length on are cached as prefixes before their answer has ended.
@@ -321,9 +321,7 @@ impl Batch {
     /// Drafts tokens for the sequences of the next decode pass.
     fn draft(&mut self) {
         let in_pass: Vec<RequestId> = self.in_pass().collect();
-        let drafting = |one: &&mut Sequence| {
-            !one.held && one.need() == Need::Decode && !in_pass.contains(&one.id) && !one.cancelled
-        };
+        let drafting = |one: &&mut Sequence| one.may_draft() && !in_pass.contains(&one.id);
         let mut sequences: Vec<&mut Sequence> = self.sequences.iter_mut().filter(drafting).collect();
         let Some(room) = sequences.iter().map(|one| one.session.chunk()).min() else { return };
         let began = Instant::now();
@@ -406,6 +404,7 @@ impl Batch {
         result: &mut StepResult,
     ) {
         let (rows, sequences, is_prefill) = (in_flight.rows(), in_flight.sequences(), in_flight.is_prefill());
+        result.rows.extend(in_flight.rows_by_request());
         if is_prefill && rows > sequences {
             self.prefill_rows = self.prefill_rows.max(rows);
         }
@@ -463,6 +462,10 @@ impl Batch {
             let Some(sequence) = self.get_mut(entry.id) else { continue };
             if sequence.is_late(now) {
                 continue;
+            }
+            if mem::take(&mut sequence.shares_prompt) {
+                let (session, logits) = (sequence.session.clone(), logits.into());
+                result.prompts.push(ComputedPrompt { id: entry.id, session, logits });
             }
             let mut chosen = 0;
             let mut events = |event| {

@@ -14,8 +14,8 @@ use crate::embedding_request::EmbeddingRequest;
 use crate::error::EngineError;
 use crate::event::Event;
 use crate::request::Request;
+use crate::request_status::RequestStatus;
 use crate::sequence::RequestId;
-use crate::status::RequestStatus;
 
 /// The requests for vectors of a model. They have places of their own: they share the rows of prompts, and would keep
 /// answers from decoding if they took theirs.
@@ -49,12 +49,13 @@ impl EmbeddingQueue {
         &mut self,
         id: RequestId,
         embedding: Embedding,
-        Request { task, or_not_at_all, .. }: &Request,
+        Request { task, or_not_at_all, client, .. }: &Request,
         meters: &Arc<Meters>,
         now: Duration,
     ) -> Result<(), EngineError> {
-        let ticket =
-            self.queue.enter(now, task.priority).inspect_err(|_| meters.add(Counter::RefusedRequests, 1))?;
+        let tickets = self.queue.enter_all(now, task.priority, client, 1);
+        let tickets = tickets.inspect_err(|_| meters.add(Counter::RefusedRequests, 1))?;
+        let Some(&ticket) = tickets.first() else { return Ok(()) };
         let first_by = task.first_by.filter(|_| *or_not_at_all);
         let request = EmbeddingRequest {
             id,
@@ -217,6 +218,11 @@ impl EmbeddingQueue {
         let waiting = self.waiting.values().map(|(request, _)| request);
         let all = batch.embeddings.iter().chain(waiting);
         all.filter(|one| !one.held || one.cancelled).map(|one| one.priority)
+    }
+
+    /// Counts rows that a request was computed. Returns whether the order of the queue may have changed.
+    pub fn served(&mut self, id: RequestId, rows: usize) -> bool {
+        self.tickets.get(&id).is_some_and(|ticket| self.queue.served(*ticket, rows))
     }
 
     pub fn task(&self, id: RequestId) -> Option<TaskId> {

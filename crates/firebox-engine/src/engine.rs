@@ -4,13 +4,14 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::task::{Context, Poll};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use firebox_memory::thermal::Thermometer;
-use firebox_runtime::{Model, RuntimeError};
+use firebox_runtime::{GrammarCache, Model, RuntimeError};
 use firebox_text::panic_message;
 use futures_core::Stream;
 
@@ -53,6 +54,7 @@ struct Handle {
     thread: Option<JoinHandle<()>>,
     heartbeat: Arc<Heartbeat>,
     stall_after: Duration,
+    grammars: Arc<GrammarCache>,
 }
 
 impl fmt::Debug for Handle {
@@ -67,6 +69,7 @@ impl Engine {
         let (commands, received) = channel();
         let (heartbeat, stall_after) = (Arc::new(Heartbeat::new()), config.stall_after);
         let core = EngineCore::new(config)?;
+        let grammars = core.grammars().clone();
         let reported = heartbeat.clone();
         let run = move || EngineThread::new(core, received, reported).run();
         // If the thread fails to spawn, every request is refused.
@@ -74,7 +77,7 @@ impl Engine {
         if thread.is_none() {
             heartbeat.ended();
         }
-        Ok(Self(Arc::new(Handle { commands, thread, heartbeat, stall_after })))
+        Ok(Self(Arc::new(Handle { commands, thread, heartbeat, stall_after, grammars })))
     }
 
     /// Returns whether the engine's thread is alive, without waiting for it.
@@ -135,20 +138,37 @@ impl Engine {
         acted.map_err(|panic| EngineError::Panicked { reason: panic_message(&*panic).to_owned() })
     }
 
+    /// Returns the grammars that were compiled lately, to compile one ahead of its
+    /// [request](Request::with_compiled_grammar).
+    pub fn grammars(&self) -> &Arc<GrammarCache> {
+        &self.0.grammars
+    }
+
     /// Submits a request. If it is invalid, the first event is also the last and says why.
     pub fn generate(&self, request: Request) -> ResponseStream {
-        static TICKETS: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
-        let ticket = TICKETS.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        self.generate_choices(request, 1).remove(0)
+    }
+
+    /// Submits a request for several choices, at least one: see [`EngineCore::submit_choices`]. If it is invalid, the first
+    /// event of each is also the last and says why.
+    pub fn generate_choices(&self, request: Request, count: usize) -> Vec<ResponseStream> {
+        static TICKETS: AtomicU64 = AtomicU64::new(0);
+        let count = count.max(1);
         let backlog = if request.embedding.is_some() { VECTORS_BACKLOG } else { BACKLOG };
-        let (events, received) = async_channel::bounded(backlog);
-        let submitted = self.send(Command::Submit { request: Box::new(request), ticket, events });
-        ResponseStream {
-            received: Box::pin(received),
-            ticket,
-            engine: self.clone(),
-            is_closed: submitted.is_err(),
-            has_ended: false,
-        }
+        let tickets = TICKETS.fetch_add(count as u64, Ordering::Relaxed)..;
+        let (choices, received): (Vec<_>, Vec<_>) = tickets
+            .take(count)
+            .map(|ticket| {
+                let (events, received) = async_channel::bounded(backlog);
+                ((ticket, events), (ticket, received))
+            })
+            .unzip();
+        let is_closed = self.send(Command::Submit { request: Box::new(request), choices }).is_err();
+        let response = |(ticket, received)| {
+            let (received, engine) = (Box::pin(received), self.clone());
+            ResponseStream { received, ticket, engine, is_closed, has_ended: false }
+        };
+        received.into_iter().map(response).collect()
     }
 
     fn send(&self, command: Command) -> Result<(), EngineError> {

@@ -7,23 +7,25 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use firebox_memory::thermal::Heat;
-use firebox_runtime::{Model, PagePool, PrefixLimits, PrefixTree, RuntimeError, Session, SessionFile};
+use firebox_runtime::{
+    GrammarCache, Model, PagePool, PrefixLimits, PrefixTree, RuntimeError, Session, SessionFile,
+};
 use firebox_schedule::{
-    AdmissionConfig, Choice, ModelId, NextModel, Queue, ScheduleConfig, ScheduleCounters, ScheduleError,
-    Scheduler,
+    AdmissionConfig, Choice, ModelId, NextModel, Queue, ScheduleConfig, ScheduleCounters, Scheduler,
 };
 use firebox_telemetry::{Counter, Histogram, Kind, Meters};
 
 use crate::batch::EventSink;
 use crate::clock::{Clock, WallClock};
 use crate::error::EngineError;
-use crate::event::{Event, Failure};
+use crate::event::Failure;
 use crate::lazy_model::{LazyModel, PendingRequest};
 use crate::loaded_model::LoadedModel;
+use crate::on_failure::OnFailure;
 use crate::prefetcher::Fetcher;
 use crate::request::Request;
+use crate::request_status::RequestStatus;
 use crate::sequence::RequestId;
-use crate::status::RequestStatus;
 
 /// Probability from which the model that is likely next is read ahead.
 const PREFETCH_PROBABILITY: f64 = 0.5;
@@ -44,18 +46,11 @@ pub struct EngineConfig {
     /// After how long in one step, such as a layer, an [`Engine`](super::Engine) is reported as
     /// [stalled](super::EngineHealth::Stalled).
     pub stall_after: Duration,
+    /// After how long without being read, while its buffer is full, an answer fails. It gives its place to others at once, and
+    /// its pages only then. Absent for never.
+    pub stall_timeout: Option<Duration>,
     /// The clock of an [`Engine`](super::Engine).
     pub clock: Arc<dyn Clock>,
-}
-
-/// What an engine does when its thread panics outside a computation. All requests at hand fail either way.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum OnFailure {
-    /// It starts again with the same models.
-    #[default]
-    Restart,
-    /// It ends.
-    End,
 }
 
 /// Pages of a model's prefix cache: 64 prompts of one page each, or fewer longer ones.
@@ -71,6 +66,7 @@ impl Default for EngineConfig {
             on_failure: OnFailure::default(),
             stall_after: Duration::from_secs(30),
             clock: Arc::new(WallClock::default()),
+            stall_timeout: None,
         }
     }
 }
@@ -87,6 +83,7 @@ pub struct EngineCore {
     model_of: HashMap<RequestId, ModelId>,
     submitted: u64,
     fetcher: Arc<Fetcher>,
+    grammars: Arc<GrammarCache>,
     next: NextModel,
     /// The model that ran last.
     ran: Option<ModelId>,
@@ -124,6 +121,7 @@ impl EngineCore {
             model_of: HashMap::new(),
             submitted: 0,
             fetcher: Fetcher::start(),
+            grammars: Arc::default(),
             next: NextModel::default(),
             ran: None,
             quantum: None,
@@ -146,7 +144,7 @@ impl EngineCore {
             limits.budget.or_else(|| model.residency().map(|residency| residency.budget().clone()));
         let prefixes = PrefixTree::new(&model.decoder()?, &pool, limits);
         let loaded = LoadedModel::new(name, model, pool, queue, prefixes, &self.fetcher)?;
-        let loaded = loaded.with_lookup(self.config.lookup);
+        let loaded = loaded.with_lookup(self.config.lookup).with_grammars(self.grammars.clone());
         self.models.insert(self.scheduler.add_model(name), loaded);
         Ok(())
     }
@@ -160,7 +158,7 @@ impl EngineCore {
         open: impl Fn() -> Result<Model, RuntimeError> + Send + Sync + 'static,
     ) -> Result<(), EngineError> {
         self.is_free(name)?;
-        self.lazy.insert(name.to_owned(), LazyModel::new(Arc::new(open)));
+        self.lazy.insert(name.to_owned(), LazyModel::new(Arc::new(open), self.config.admission.clone()));
         Ok(())
     }
 
@@ -174,9 +172,8 @@ impl EngineCore {
     /// Removes a model; its requests fail. Returns the model if it was open.
     pub fn remove(&mut self, name: &str, sink: EventSink<'_>) -> Result<Option<Model>, EngineError> {
         if let Some(lazy) = self.lazy.remove(name) {
-            for PendingRequest { id, request, .. } in lazy.waiting {
-                let error = EngineError::NoModel { name: name.into(), there: self.names() };
-                sink(id, Event::Failed(Box::new(Failure { error, session: request.session })));
+            for pending in lazy.waiting {
+                pending.fail(EngineError::NoModel { name: name.into(), there: self.names() }, sink);
             }
             return Ok(None);
         }
@@ -193,6 +190,7 @@ impl EngineCore {
             loaded.fail(id, EngineError::NoModel { name: name.into(), there: self.names() }, sink);
         }
         loaded.retire();
+        self.grammars.forget(&loaded.model);
         Ok(Some(loaded.model))
     }
 
@@ -212,10 +210,8 @@ impl EngineCore {
         self.scheduler.set_heat(heat);
         self.model_of.clear();
         (self.ran, self.quantum) = (None, None);
-        for PendingRequest { id, request, .. } in
-            self.lazy.values_mut().flat_map(|lazy| mem::take(&mut lazy.waiting))
-        {
-            sink(id, Event::Failed(Box::new(Failure { error: error(), session: request.session })));
+        for pending in self.lazy.values_mut().flat_map(LazyModel::take_waiting) {
+            pending.fail(error(), sink);
         }
         for mut loaded in mem::take(&mut self.models).into_values() {
             loaded.fail_all(error, sink);
@@ -247,27 +243,43 @@ impl EngineCore {
         self.models.values().flat_map(LoadedModel::requests).collect()
     }
 
+    /// Returns the grammars that were compiled lately.
+    pub fn grammars(&self) -> &Arc<GrammarCache> {
+        &self.grammars
+    }
+
     /// Submits a request. It ends with an event that [is the last](super::Event::is_last); an invalid request is
     /// refused at once.
     pub fn submit(&mut self, request: Request, now: Duration) -> Result<RequestId, Box<Failure>> {
-        let id = RequestId(self.submitted);
+        self.submit_choices(request, 1, now).map(|ids| ids[0])
+    }
+
+    /// Submits a request for several choices, each with events of its own and, from the request's seed on, a seed of its own.
+    /// Either all choices are queued or none. Their prompt goes through the layers once.
+    pub fn submit_choices(
+        &mut self,
+        request: Request,
+        count: usize,
+        now: Duration,
+    ) -> Result<Vec<RequestId>, Box<Failure>> {
+        let ids: Vec<RequestId> = (self.submitted..).take(count.max(1)).map(RequestId).collect();
         let model = request.model.clone();
         if let Some(lazy) = self.lazy.get_mut(&model) {
-            let AdmissionConfig { most_running, most_waiting: limit, .. } = self.config.admission;
-            let priority = request.task.priority;
-            // The limit is that of an open model's queue.
-            if lazy.count_as_urgent(priority) >= limit.saturating_add(most_running) {
-                let error = EngineError::Schedule(ScheduleError::QueueFull { priority, limit });
-                return Err(Box::new(Failure { error, session: request.session }));
-            }
-            self.submitted += 1;
+            let tickets = match lazy.queue.enter_all(now, request.task.priority, &request.client, ids.len()) {
+                Ok(tickets) => tickets,
+                Err(error) => {
+                    return Err(Box::new(Failure { error: error.into(), session: request.session }));
+                }
+            };
+            self.submitted += ids.len() as u64;
             self.next.note(&model);
-            lazy.waiting.push(PendingRequest { id, request, since: now, cancelled: false });
+            let choices = ids.iter().copied().zip(tickets).collect();
+            lazy.waiting.push(PendingRequest { choices, request, since: now, cancelled: Vec::new() });
             lazy.start_opening();
-            return Ok(id);
+            return Ok(ids);
         }
-        self.submit_to_open(id, request, now)?;
-        self.submitted += 1;
+        self.submit_to_open(&ids, request, now)?;
+        self.submitted += ids.len() as u64;
         self.next.note(&model);
         // Starts to load the model that is likely to be used next while this one runs.
         let likely: Vec<String> = self.next.likely(PREFETCH_PROBABILITY).map(str::to_owned).collect();
@@ -278,17 +290,22 @@ impl EngineCore {
                 self.models[&id].prefetch(now);
             }
         }
-        Ok(id)
+        Ok(ids)
     }
 
-    fn submit_to_open(&mut self, id: RequestId, request: Request, now: Duration) -> Result<(), Box<Failure>> {
+    fn submit_to_open(
+        &mut self,
+        ids: &[RequestId],
+        request: Request,
+        now: Duration,
+    ) -> Result<(), Box<Failure>> {
         let model = match self.model_id(&request.model) {
             Ok(model) => model,
             Err(error) => return Err(Box::new(Failure { error, session: request.session })),
         };
         let Some(loaded) = self.models.get_mut(&model) else { unreachable!("it was just found") };
-        loaded.submit(id, request, now)?;
-        self.model_of.insert(id, model);
+        loaded.submit(ids, request, now)?;
+        self.model_of.extend(ids.iter().map(|id| (*id, model)));
         loaded.changed = true;
         Ok(())
     }
@@ -298,30 +315,32 @@ impl EngineCore {
     fn collect_opened(&mut self, now: Duration, sink: EventSink<'_>) {
         let mut opened = Vec::new();
         for (name, lazy) in &mut self.lazy {
-            for late in lazy.waiting.extract_if(.., |pending| pending.is_late(now)) {
-                let error = EngineError::Late { model: name.clone() };
-                sink(late.id, Event::Failed(Box::new(Failure { error, session: late.request.session })));
+            for late in lazy.take_late(now) {
+                late.fail(EngineError::Late { model: name.clone() }, sink);
             }
             opened.extend(lazy.opened().map(|model| (name.clone(), model)));
         }
         for (name, model) in opened {
             let Some(mut lazy) = self.lazy.remove(&name) else { continue };
-            let waiting = mem::take(&mut lazy.waiting);
+            let waiting = lazy.take_waiting();
             let added = model.map_err(EngineError::from).and_then(|model| self.add(&name, model));
             if let Err(error) = added {
                 let source = Arc::new(error);
-                for PendingRequest { id, request, .. } in waiting {
+                for pending in waiting {
                     let error = EngineError::NotOpened { name: name.clone(), source: source.clone() };
-                    sink(id, Event::Failed(Box::new(Failure { error, session: request.session })));
+                    pending.fail(error, sink);
                 }
                 self.lazy.insert(name, lazy);
                 continue;
             }
-            for PendingRequest { id, request, since, cancelled } in waiting {
-                match self.submit_to_open(id, request, since) {
-                    Ok(()) if cancelled => self.cancel(id, now, sink),
-                    Ok(()) => {}
-                    Err(failure) => sink(id, Event::Failed(failure)),
+            for PendingRequest { choices, request, since, cancelled } in waiting {
+                let ids: Vec<RequestId> = choices.into_iter().map(|(id, _)| id).collect();
+                match self.submit_to_open(&ids, request, since) {
+                    Ok(()) => cancelled.into_iter().for_each(|id| self.cancel(id, now, sink)),
+                    Err(failure) => {
+                        let failures = failure.of_choices(ids.len());
+                        ids.into_iter().zip(failures).for_each(|(id, failure)| sink(id, failure));
+                    }
                 }
             }
         }
@@ -333,20 +352,20 @@ impl EngineCore {
 
     /// Returns how many requests run or wait.
     pub fn under_way(&self) -> usize {
-        self.model_of.len() + self.pending().count()
+        self.model_of.len() + self.pending().map(|pending| pending.choices.len()).sum::<usize>()
     }
 
     /// Returns whether a request runs or waits.
     pub fn knows(&self, id: RequestId) -> bool {
-        self.model_of.contains_key(&id) || self.pending().any(|pending| pending.id == id)
+        self.model_of.contains_key(&id) || self.pending().any(|pending| pending.has(id))
     }
 
     /// Cancels a request. If it is in a pass, it ends with that pass.
     pub fn cancel(&mut self, id: RequestId, now: Duration, sink: EventSink<'_>) {
         let pending = self.lazy.values_mut().flat_map(|lazy| &mut lazy.waiting);
-        for pending in pending.filter(|pending| pending.id == id) {
+        for pending in pending.filter(|pending| pending.has(id)) {
             // It ends once it has a session to return.
-            pending.cancelled = true;
+            pending.cancelled.push(id);
         }
         let Some(model) = self.model_of.get(&id) else { return };
         if let Some(loaded) = self.models.get_mut(model)
@@ -362,6 +381,26 @@ impl EngineCore {
         if let Some(loaded) = self.model_of.get(&id).and_then(|model| self.models.get_mut(model)) {
             loaded.hold(id, held, now);
         }
+    }
+
+    /// Fails a request whose events have not been read for `after`. Returns whether it has ended; one that is in a pass has
+    /// to be asked for again.
+    pub(crate) fn fail_stalled(
+        &mut self,
+        id: RequestId,
+        after: Duration,
+        now: Duration,
+        sink: EventSink<'_>,
+    ) -> bool {
+        let Some(loaded) = self.model_of.get(&id).and_then(|model| self.models.get_mut(model)) else {
+            return false;
+        };
+        let has_ended = loaded.fail_stalled(id, after, sink);
+        if has_ended {
+            loaded.finish(id, now, &mut self.scheduler);
+            self.model_of.remove(&id);
+        }
+        has_ended
     }
 
     /// Sets how hot the machine is. The hotter, the fewer requests run together and the shorter the quanta.
@@ -405,7 +444,9 @@ impl EngineCore {
         let Choice::Run { model, .. } = choice else {
             self.end_quantum();
             self.set_disk_order(now);
-            let has_work = |loaded: &LoadedModel| loaded.batch.has_work() || loaded.is_preparing();
+            // A request may have ended as it started, and another one start in its place.
+            let has_work =
+                |loaded: &LoadedModel| loaded.batch.has_work() || loaded.is_preparing() || loaded.changed;
             let is_busy = self.models.values().any(has_work) || self.lazy.values().any(LazyModel::is_opening);
             return if is_busy { StepOutcome::Waiting } else { StepOutcome::Idle };
         };
@@ -453,6 +494,12 @@ impl EngineCore {
             }
         }
         before.add_growth(self.scheduler.counters(), meters);
+        for (id, rows) in result.rows {
+            loaded.served(id, rows);
+        }
+        for prompt in &result.prompts {
+            loaded.prompt_computed(prompt, now);
+        }
         // Sequences that have left returned their pages.
         let starved = result.ended.is_empty() && !result.starved.is_empty();
         for id in result.ended {

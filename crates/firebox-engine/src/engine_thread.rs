@@ -11,10 +11,11 @@ use firebox_memory::thermal::{self, Thermometer};
 use firebox_text::panic_message;
 
 use crate::clock::Clock;
-use crate::engine_core::{EngineCore, OnFailure, StepOutcome};
+use crate::engine_core::{EngineCore, StepOutcome};
 use crate::error::EngineError;
 use crate::event::Event;
 use crate::heartbeat::Heartbeat;
+use crate::on_failure::OnFailure;
 use crate::request::Request;
 use crate::sequence::RequestId;
 
@@ -31,9 +32,18 @@ const COMMANDS: usize = 16;
 
 /// A command to an engine's thread.
 pub(crate) enum Command {
-    Submit { request: Box<Request>, ticket: u64, events: async_channel::Sender<Event> },
-    Cancel { ticket: u64 },
-    Remove { name: String, done: Sender<Result<(), EngineError>> },
+    /// A request, with the ticket and the receiver of each choice.
+    Submit {
+        request: Box<Request>,
+        choices: Vec<(u64, async_channel::Sender<Event>)>,
+    },
+    Cancel {
+        ticket: u64,
+    },
+    Remove {
+        name: String,
+        done: Sender<Result<(), EngineError>>,
+    },
     WithCore(Box<dyn FnOnce(&mut EngineCore) + Send>),
     Thermometer(Box<Thermometer>),
     End,
@@ -47,8 +57,8 @@ pub(crate) struct EngineThread {
     heartbeat: Arc<Heartbeat>,
     /// Events that are not yet with their subscriptions.
     outbox: VecDeque<(RequestId, Event)>,
-    /// The receiver of a request that is being submitted.
-    submitting: Option<async_channel::Sender<Event>>,
+    /// The receivers of a request that is being submitted.
+    submitting: Vec<async_channel::Sender<Event>>,
     subscriptions: HashMap<RequestId, Subscription>,
     tickets: HashMap<u64, RequestId>,
     /// `None` if the system has no thermometer.
@@ -63,6 +73,8 @@ struct Subscription {
     events: async_channel::Sender<Event>,
     /// Events that did not fit into the channel.
     backlog: VecDeque<Event>,
+    /// Since when the receiver has taken nothing while its buffer is full.
+    stalled_since: Option<Duration>,
     /// Whether the last event is out.
     ended: bool,
 }
@@ -75,7 +87,7 @@ impl EngineThread {
             commands,
             heartbeat,
             outbox: VecDeque::new(),
-            submitting: None,
+            submitting: Vec::new(),
             subscriptions: HashMap::new(),
             tickets: HashMap::new(),
             thermometer: thermal::system().map(Thermometer::new),
@@ -105,12 +117,8 @@ impl EngineThread {
                     Err(TryRecvError::Empty) => break,
                 }
             }
-            self.deliver();
             self.read_thermometer();
-            let outbox = &mut self.outbox;
-            let outcome = self.core.work(&*self.clock, &mut |id, event| outbox.push_back((id, event)));
-            self.dispatch();
-            let pause = match outcome {
+            let pause = match self.work() {
                 StepOutcome::Layer { .. } => continue,
                 StepOutcome::Waiting => Some(DISK_CHECK),
                 StepOutcome::Idle => self
@@ -137,7 +145,7 @@ impl EngineThread {
     fn recover(&mut self, reason: &str) -> bool {
         self.heartbeat.failed(reason);
         let error = || EngineError::EngineFailed { reason: reason.to_owned() };
-        if let Some(events) = self.submitting.take() {
+        for events in self.submitting.drain(..) {
             drop(events.try_send(Event::Failed(error().into())));
         }
         let outbox = &mut self.outbox;
@@ -151,6 +159,33 @@ impl EngineThread {
             drop(catch_unwind(AssertUnwindSafe(|| self.dispatch())));
         }
         matches!(restarted, Ok(Ok(())))
+    }
+
+    /// Delivers events that have room now, and runs a layer.
+    pub fn work(&mut self) -> StepOutcome {
+        self.deliver();
+        self.fail_stalled();
+        let outbox = &mut self.outbox;
+        let outcome = self.core.work(&*self.clock, &mut |id, event| outbox.push_back((id, event)));
+        self.dispatch();
+        outcome
+    }
+
+    /// Fails the requests whose events have not been read for too long.
+    fn fail_stalled(&mut self) {
+        let Some(after) = self.core.config().stall_timeout else { return };
+        let now = self.clock.now();
+        let is_stalled = |subscription: &Subscription| {
+            let since = subscription.stalled_since.filter(|_| !subscription.ended);
+            since.is_some_and(|since| now.saturating_sub(since) >= after)
+        };
+        let stalled = self.subscriptions.iter().filter(|(_, subscription)| is_stalled(subscription));
+        let stalled: Vec<RequestId> = stalled.map(|(id, _)| *id).collect();
+        let outbox = &mut self.outbox;
+        for id in stalled {
+            self.core.fail_stalled(id, after, now, &mut |id, event| outbox.push_back((id, event)));
+        }
+        self.dispatch();
     }
 
     /// Reads the thermometer if it is time to.
@@ -167,21 +202,25 @@ impl EngineThread {
         }
     }
 
-    fn execute(&mut self, command: Command) {
+    pub fn execute(&mut self, command: Command) {
         match command {
-            Command::Submit { request, ticket, events } => {
-                self.submitting = Some(events.clone());
-                let submitted = self.core.submit(*request, self.clock.now());
-                self.submitting = None;
+            Command::Submit { request, choices } => {
+                self.submitting = choices.iter().map(|(_, events)| events.clone()).collect();
+                let submitted = self.core.submit_choices(*request, choices.len(), self.clock.now());
+                self.submitting.clear();
                 match submitted {
-                    Ok(id) => {
-                        self.tickets.insert(ticket, id);
-                        self.subscriptions.insert(
-                            id,
-                            Subscription { ticket, events, backlog: VecDeque::new(), ended: false },
-                        );
+                    Ok(ids) => {
+                        for (id, (ticket, events)) in ids.into_iter().zip(choices) {
+                            self.tickets.insert(ticket, id);
+                            self.subscriptions.insert(id, Subscription::new(ticket, events));
+                        }
                     }
-                    Err(failure) => drop(events.try_send(Event::Failed(failure))),
+                    Err(failure) => {
+                        let failures = failure.of_choices(choices.len());
+                        for ((_, events), failure) in choices.into_iter().zip(failures) {
+                            drop(events.try_send(failure));
+                        }
+                    }
                 }
             }
             Command::Cancel { ticket } => {
@@ -232,7 +271,7 @@ impl EngineThread {
                 subscription.backlog.pop_back();
             }
             subscription.backlog.push_back(event);
-            if !subscription.deliver() {
+            if !subscription.deliver(self.clock.now()) {
                 self.core.hold(id, true, self.clock.now());
             }
             self.remove_if_closed(id);
@@ -249,7 +288,7 @@ impl EngineThread {
             .collect();
         for id in waiting {
             let Some(subscription) = self.subscriptions.get_mut(&id) else { continue };
-            if subscription.deliver() {
+            if subscription.deliver(self.clock.now()) {
                 self.core.hold(id, false, self.clock.now());
             }
             self.remove_if_closed(id);
@@ -282,19 +321,28 @@ impl Drop for Ending {
 }
 
 impl Subscription {
+    fn new(ticket: u64, events: async_channel::Sender<Event>) -> Self {
+        Self { ticket, events, backlog: VecDeque::new(), stalled_since: None, ended: false }
+    }
+
     /// Sends what fits. Returns whether nothing is left.
-    fn deliver(&mut self) -> bool {
+    fn deliver(&mut self, now: Duration) -> bool {
+        let before = self.stalled_since.take();
+        let mut has_sent = false;
         while let Some(event) = self.backlog.pop_front() {
             let last = event.is_last();
             match self.events.try_send(event) {
-                Ok(()) if last => {
-                    self.events.close();
+                Ok(()) => {
+                    has_sent = true;
+                    if last {
+                        self.events.close();
+                    }
                 }
-                Ok(()) => {}
                 // The receiver was dropped.
                 Err(TrySendError::Closed(_)) => self.backlog.clear(),
                 Err(TrySendError::Full(event)) => {
                     self.backlog.push_front(event);
+                    self.stalled_since = before.filter(|_| !has_sent).or(Some(now));
                     return false;
                 }
             }

@@ -1,6 +1,7 @@
 //! The errors of the engine.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use firebox_cache::CacheError;
 use firebox_model::ModelError;
@@ -17,8 +18,8 @@ pub enum EngineError {
     /// A request was refused by its queue, or a schedule could not be set up.
     #[error(transparent)]
     Schedule(ScheduleError),
-    /// A pass over several sequences failed.
-    #[error("a pass of several sequences failed: {source}")]
+    /// A pass over several sequences failed, or a request for several choices.
+    #[error("several answers failed together: {source}")]
     Together {
         /// Why.
         source: Arc<Self>,
@@ -90,6 +91,15 @@ pub enum EngineError {
     EngineFailed {
         /// What the panic says.
         reason: String,
+    },
+    /// The events of the answer were not read for too long.
+    #[error(
+        "the answer was not read for {} s, and others wait for its place; read it as it comes, or ask for fewer tokens or choices",
+        after.as_secs_f64()
+    )]
+    Stalled {
+        /// How long.
+        after: Duration,
     },
     /// The engine has ended, and with it all requests.
     #[error("the engine has ended")]

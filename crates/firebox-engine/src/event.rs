@@ -1,5 +1,6 @@
 //! Events that an engine sends about a request.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use firebox_runtime::{Finish, Piece, Session, Summary, TextVector};
@@ -67,6 +68,22 @@ pub struct Failure {
     pub error: EngineError,
     /// The session as far as it got, if it still exists.
     pub session: Option<Box<Session>>,
+}
+
+impl Failure {
+    /// Returns the last event of each of `count` choices of one request. The first has the session.
+    pub(crate) fn of_choices(self: Box<Self>, count: usize) -> Vec<Event> {
+        if count == 1 {
+            return vec![Event::Failed(self)];
+        }
+        let Self { error, mut session } = *self;
+        let source = Arc::new(error);
+        let of_choice = |_| {
+            let error = EngineError::Together { source: source.clone() };
+            Event::Failed(Box::new(Self { error, session: session.take() }))
+        };
+        (0..count).map(of_choice).collect()
+    }
 }
 
 impl From<EngineError> for Box<Failure> {

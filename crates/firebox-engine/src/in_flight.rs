@@ -8,7 +8,7 @@ use firebox_runtime::session::BatchPass;
 use firebox_runtime::{EmbeddingChunk, Session};
 
 use crate::prefill_pacer::Work;
-use crate::sequence::{RequestId, Sequence};
+use crate::sequence::{ComputedPrompt, RequestId, Sequence};
 
 /// A pass under way.
 #[derive(Debug)]
@@ -37,6 +37,12 @@ impl InFlightPass {
     pub fn rows(&self) -> usize {
         let embedded = self.embeddings.iter().map(|entry| entry.chunk.rows());
         self.entries.iter().map(|entry| entry.tokens).chain(embedded).sum()
+    }
+
+    /// Returns the number of rows of each request.
+    pub fn rows_by_request(&self) -> impl Iterator<Item = (RequestId, usize)> {
+        let embedded = self.embeddings.iter().map(|entry| (entry.id, entry.chunk.rows()));
+        self.entries.iter().map(|entry| (entry.id, entry.tokens)).chain(embedded)
     }
 
     /// Returns the number of sequences, each text counted as one.
@@ -103,6 +109,10 @@ pub(crate) struct StepResult {
     pub took: Option<Duration>,
     /// The request of each token that was chosen.
     pub tokens: Vec<RequestId>,
+    /// How many rows of each request a pass has computed that ended.
+    pub rows: Vec<(RequestId, usize)>,
+    /// Prompts that other choices of their requests wait for.
+    pub prompts: Vec<ComputedPrompt>,
     /// Requests that have ended.
     pub ended: Vec<RequestId>,
     /// Sequences that found the page pool exhausted.

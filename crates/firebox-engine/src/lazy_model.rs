@@ -7,8 +7,11 @@ use std::thread;
 use std::time::Duration;
 
 use firebox_runtime::{Model, RuntimeError};
-use firebox_schedule::Priority;
+use firebox_schedule::{AdmissionConfig, Queue, Ticket};
 
+use crate::batch::EventSink;
+use crate::error::EngineError;
+use crate::event::Failure;
 use crate::request::Request;
 use crate::sequence::RequestId;
 
@@ -20,19 +23,35 @@ pub(crate) struct LazyModel {
     open: Arc<Opener>,
     opened: Option<Receiver<Result<Model, RuntimeError>>>,
     pub waiting: Vec<PendingRequest>,
+    /// Admits as many requests as the queue of the open model would.
+    pub queue: Queue,
 }
 
 /// A request for a model that is not open yet.
 #[derive(Debug)]
 pub(crate) struct PendingRequest {
-    pub id: RequestId,
+    /// Its choices, each with a place in the queue.
+    pub choices: Vec<(RequestId, Ticket)>,
     pub request: Request,
     /// When it was submitted.
     pub since: Duration,
-    pub cancelled: bool,
+    pub cancelled: Vec<RequestId>,
 }
 
 impl PendingRequest {
+    pub fn has(&self, id: RequestId) -> bool {
+        self.choices.iter().any(|(choice, _)| *choice == id)
+    }
+
+    /// Fails all choices. The first returns the session.
+    pub fn fail(self, error: EngineError, sink: EventSink<'_>) {
+        let failure = Box::new(Failure { error, session: self.request.session });
+        let failures = failure.of_choices(self.choices.len());
+        for ((id, _), failure) in self.choices.into_iter().zip(failures) {
+            sink(id, failure);
+        }
+    }
+
     /// Returns whether the deadline of its first token has passed and the request is to fail for that.
     pub fn is_late(&self, now: Duration) -> bool {
         let first_by = self.request.task.first_by.filter(|_| self.request.or_not_at_all);
@@ -41,13 +60,26 @@ impl PendingRequest {
 }
 
 impl LazyModel {
-    pub fn new(open: Arc<Opener>) -> Self {
-        Self { open, opened: None, waiting: Vec::new() }
+    pub fn new(open: Arc<Opener>, admission: AdmissionConfig) -> Self {
+        Self { open, opened: None, waiting: Vec::new(), queue: Queue::new(admission) }
     }
 
-    /// Returns how many waiting requests have at least this priority.
-    pub fn count_as_urgent(&self, priority: Priority) -> usize {
-        self.waiting.iter().filter(|pending| pending.request.task.priority >= priority).count()
+    /// Removes and returns the requests whose first token is late.
+    pub fn take_late(&mut self, now: Duration) -> Vec<PendingRequest> {
+        let late: Vec<PendingRequest> = self.waiting.extract_if(.., |pending| pending.is_late(now)).collect();
+        for (_, ticket) in late.iter().flat_map(|pending| &pending.choices) {
+            self.queue.leave(*ticket);
+        }
+        late
+    }
+
+    /// Removes and returns all requests.
+    pub fn take_waiting(&mut self) -> Vec<PendingRequest> {
+        let waiting = std::mem::take(&mut self.waiting);
+        for (_, ticket) in waiting.iter().flat_map(|pending| &pending.choices) {
+            self.queue.leave(*ticket);
+        }
+        waiting
     }
 
     /// Starts to open the model unless that is already under way.

@@ -1,5 +1,9 @@
 //! An open model of an engine, with its queue and its running requests.
 
+mod admission;
+mod choices;
+mod stalled;
+
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,20 +11,20 @@ use std::time::Duration;
 use firebox_cache::{CacheError, PagePool};
 use firebox_runtime::residency::Urgency;
 use firebox_runtime::{
-    LookupDrafter, Model, ModelDrafter, PrefixTree, RuntimeError, Session, SessionFile, Speculation,
+    GrammarCache, LookupDrafter, Model, ModelDrafter, PrefixTree, RuntimeError, Session, SessionFile,
+    Speculation,
 };
 use firebox_schedule::{Change, ModelId, Queue, Readiness, Scheduler, Task, TaskId, Ticket};
-use firebox_telemetry::{Counter, Gauge};
+use firebox_telemetry::Gauge;
 
 use crate::batch::{Batch, EventSink};
 use crate::embedding_queue::EmbeddingQueue;
 use crate::error::EngineError;
-use crate::event::{Event, Failure};
+use crate::event::Event;
 use crate::prefetcher::{Fetcher, Prefetcher};
-use crate::request::Request;
-use crate::request_setup::{Ready, RequestParts, RequestSetup, SetupTask};
+use crate::request_setup::RequestSetup;
+use crate::request_status::RequestStatus;
 use crate::sequence::{RequestId, Sequence};
-use crate::status::RequestStatus;
 
 /// After how long without use the system may have evicted pages of a mapped model.
 const RESIDENCY_DOUBT: Duration = Duration::from_secs(1);
@@ -38,7 +42,10 @@ pub(crate) struct LoadedModel {
     waiting: HashMap<Ticket, (Sequence, Task)>,
     running: HashMap<RequestId, (Ticket, TaskId, Task)>,
     tickets: HashMap<RequestId, Ticket>,
+    /// The choices that wait for a prompt, by the choice of their request that computes it.
+    followers: HashMap<RequestId, Vec<RequestId>>,
     setups: Vec<RequestSetup>,
+    grammars: Arc<GrammarCache>,
     /// Requests to pause as soon as they are in no pass.
     pausing: Vec<RequestId>,
     /// The place in the queue that each waiting request was last sent.
@@ -86,7 +93,9 @@ impl LoadedModel {
             waiting: HashMap::new(),
             running: HashMap::new(),
             tickets: HashMap::new(),
+            followers: HashMap::new(),
             setups: Vec::new(),
+            grammars: Arc::default(),
             pausing: Vec::new(),
             places: HashMap::new(),
             pool,
@@ -105,6 +114,11 @@ impl LoadedModel {
     /// Sets whether requests that do not set `lookup` draft by lookup.
     pub fn with_lookup(self, lookup: bool) -> Self {
         Self { lookup, ..self }
+    }
+
+    /// Shares compiled grammars with other models.
+    pub fn with_grammars(self, grammars: Arc<GrammarCache>) -> Self {
+        Self { grammars, ..self }
     }
 
     /// Returns what drafts tokens for a request, if anything does. Sequences of a batch verify one branch each.
@@ -143,122 +157,6 @@ impl LoadedModel {
         answers.chain(self.embeddings.statuses(&self.name, &self.batch))
     }
 
-    /// Queues a request. A refused request returns its session.
-    pub fn submit(&mut self, id: RequestId, mut request: Request, now: Duration) -> Result<(), Box<Failure>> {
-        if let Some(embedding) = request.embedding.take() {
-            if !Arc::ptr_eq(embedding.decoder(), &self.model.decoder().map_err(EngineError::from)?) {
-                return Err(EngineError::ForeignSession { model: self.name.clone() }.into());
-            }
-            self.embeddings.submit(id, *embedding, &request, self.model.meters(), now)?;
-            self.note_arrival(now);
-            return Ok(());
-        }
-        let Request { prompt, config, session, head, task, or_not_at_all, scope, lookup, .. } = request;
-        let session = match session {
-            Some(session) => session,
-            None => Box::new(self.session()?),
-        };
-        // The queue is asked first: a request that it refuses costs nothing more.
-        let ticket = match self.queue.enter(now, task.priority) {
-            Ok(ticket) => ticket,
-            Err(error) => {
-                self.model.meters().add(Counter::RefusedRequests, 1);
-                return Err(Box::new(Failure { error: error.into(), session: Some(session) }));
-            }
-        };
-        let fail_at = task.first_by.filter(|_| or_not_at_all).map(|first_by| now.saturating_add(first_by));
-        let parts = RequestParts { session, prompt, speculation: self.speculation(lookup) };
-        if let Err(error) = self.check_request(&parts, config.context) {
-            self.queue.leave(ticket);
-            return Err(parts.refused(error));
-        }
-        let tokenizer = self.model.tokenizer().ok().cloned();
-        let setup = SetupTask::new(&parts.session, head, config, tokenizer);
-        if setup.takes_long() {
-            // Other requests run in its place until it is prepared.
-            self.queue.hold(now, ticket, true);
-            let setup = RequestSetup::new((id, ticket, task), parts, scope, now, fail_at, setup);
-            self.setups.push(setup);
-        } else {
-            let ready = parts.with(setup.run()).inspect_err(|_| {
-                self.queue.leave(ticket);
-            })?;
-            self.enqueue((id, ticket, task), ready, scope, fail_at, now);
-        }
-        self.tickets.insert(id, ticket);
-        self.note_arrival(now);
-        Ok(())
-    }
-
-    fn note_arrival(&mut self, now: Duration) {
-        self.changed = true;
-        self.doubt_residency(now);
-        self.last_active = now;
-    }
-
-    /// Refuses a request that no setup could make valid.
-    fn check_request(
-        &self,
-        RequestParts { session, prompt, .. }: &RequestParts,
-        context: Option<usize>,
-    ) -> Result<(), EngineError> {
-        if !Arc::ptr_eq(session.decoder(), &self.model.decoder()?) {
-            return Err(EngineError::ForeignSession { model: self.name.clone() });
-        }
-        session.check_tokens(prompt)?;
-        Ok(session.check_prompt_fits(prompt.len(), context)?)
-    }
-
-    /// Adds a prepared request to the queue, as one that came at `since`.
-    fn enqueue(
-        &mut self,
-        (id, ticket, task): (RequestId, Ticket, Task),
-        ready: Ready,
-        scope: String,
-        fail_at: Option<Duration>,
-        since: Duration,
-    ) {
-        let Ready { session, prompt, speculation, output } = ready;
-        let mut sequence = Sequence::new(id, *session, prompt, output, scope, task.priority, since);
-        sequence.fail_at = fail_at;
-        sequence.speculation = speculation;
-        self.waiting.insert(ticket, (sequence, task));
-    }
-
-    /// Returns whether requests are being prepared.
-    pub fn is_preparing(&self) -> bool {
-        !self.setups.is_empty()
-    }
-
-    /// Queues the requests whose preparation is done. Returns those that ended instead.
-    pub fn prepared(&mut self, now: Duration, sink: EventSink<'_>) -> Vec<RequestId> {
-        let (mut ended, mut done, mut at) = (Vec::new(), Vec::new(), 0);
-        while let Some(setup) = self.setups.get(at) {
-            match setup.outcome(&self.name, now) {
-                Some(outcome) => done.push((self.setups.remove(at), outcome)),
-                None => at += 1,
-            }
-        }
-        for (setup, outcome) in done {
-            self.changed = true;
-            let RequestSetup { id, ticket, task, parts, scope, since, fail_at, cancelled, .. } = setup;
-            match parts.with(outcome) {
-                Err(failure) => {
-                    sink(id, Event::Failed(failure));
-                    ended.push(id);
-                }
-                Ok(ready) => {
-                    self.enqueue((id, ticket, task), ready, scope, fail_at, since);
-                    self.queue.hold(now, ticket, false);
-                    if cancelled && self.cancel(id, now, sink) {
-                        ended.push(id);
-                    }
-                }
-            }
-        }
-        ended
-    }
-
     /// Marks the residency of mapped segments as unknown if the model has been idle for a while.
     fn doubt_residency(&self, now: Duration) {
         if !self.batch.has_work() && now.saturating_sub(self.last_active) > RESIDENCY_DOUBT {
@@ -278,6 +176,7 @@ impl LoadedModel {
         if !std::mem::take(&mut self.changed) {
             return Vec::new();
         }
+        let mut ended = Vec::new();
         for change in self.queue.update(now) {
             match change {
                 Change::Start(ticket) => {
@@ -294,7 +193,17 @@ impl LoadedModel {
                     let scheduled = scheduler.add(now, id, Task { first_by, ..task });
                     self.places.remove(&sequence.id);
                     self.running.insert(sequence.id, (ticket, scheduled, task));
-                    self.batch.add(sequence);
+                    match choices::first_token(&mut sequence, now, sink) {
+                        Ok(false) => self.batch.add(sequence),
+                        Ok(true) => {
+                            ended.push(sequence.id);
+                            sink(sequence.id, sequence.finished(now));
+                        }
+                        Err(error) => {
+                            ended.push(sequence.id);
+                            sink(sequence.id, sequence.failed(error));
+                        }
+                    }
                 }
                 Change::Pause(ticket) => {
                     let running = self.running.iter().find(|(_, (other, ..))| *other == ticket);
@@ -305,7 +214,7 @@ impl LoadedModel {
                 }
             }
         }
-        let mut ended = self.pause(scheduler, now, sink);
+        ended.extend(self.pause(scheduler, now, sink));
         let release = self.is_short_of_pages;
         ended.extend(self.embeddings.update(id, scheduler, &mut self.batch, release, now, sink));
         self.changed |= self.embeddings.is_pausing();
@@ -367,12 +276,17 @@ impl LoadedModel {
             scheduler.remove(task);
         }
         self.embeddings.finish(id, scheduler);
+        // If it ended before its prompt was computed, another choice computes that.
+        if let Some(mut choices) = self.followers.remove(&id) {
+            choices.retain(|id| self.tickets.contains_key(id));
+            self.share_prompt(choices, now);
+        }
     }
 
     /// Cancels a request. Returns whether it has ended; one that is in a pass ends with that pass.
     pub fn cancel(&mut self, id: RequestId, now: Duration, sink: EventSink<'_>) -> bool {
-        if let Some(setup) = self.setups.iter_mut().find(|setup| setup.id == id) {
-            setup.cancelled = true;
+        if let Some(setup) = self.setups.iter_mut().find(|setup| setup.has(id)) {
+            setup.cancelled.push(id);
             return false;
         }
         if let Some(sequence) = self.batch.get_mut(id) {
@@ -407,9 +321,14 @@ impl LoadedModel {
 
     /// Fails a request that is in no pass.
     pub fn fail(&mut self, id: RequestId, error: EngineError, sink: EventSink<'_>) {
-        let setup = self.setups.iter().position(|setup| setup.id == id);
-        if let Some(at) = setup {
-            return sink(id, Event::Failed(self.setups.remove(at).parts.refused(error)));
+        if let Some(at) = self.setups.iter().position(|setup| setup.has(id)) {
+            let choices = &mut self.setups[at].request.choices;
+            choices.retain(|(choice, _)| *choice != id);
+            let failure = match choices.is_empty() {
+                true => self.setups.remove(at).parts.refused(error),
+                false => error.into(),
+            };
+            return sink(id, Event::Failed(failure));
         }
         if let Some(request) = self.embeddings.take(id, &mut self.batch) {
             return sink(id, request.failed(error));
@@ -426,9 +345,8 @@ impl LoadedModel {
     /// Fails all requests after a panic. A session that cannot be rolled back is lost.
     pub fn fail_all(&mut self, error: &dyn Fn() -> EngineError, sink: EventSink<'_>) {
         self.batch.abandon();
-        let setups = self.setups.iter().map(|setup| setup.id);
-        let answers = self.tickets.keys().copied().chain(setups);
-        let ids: HashSet<RequestId> = answers.chain(self.embeddings.requests()).collect();
+        let ids: HashSet<RequestId> =
+            self.tickets.keys().copied().chain(self.embeddings.requests()).collect();
         for id in ids {
             self.fail(id, error(), sink);
         }
@@ -452,6 +370,7 @@ impl LoadedModel {
         }
         sequence.held = held;
         self.changed = true;
+        let held = held || sequence.awaits_prompt;
         if let Some(Change::Pause(_)) = self.queue.hold(now, ticket, held) {
             self.pausing.push(id);
         }
@@ -563,6 +482,9 @@ impl LoadedModel {
         if running > 1 {
             self.queue.set_room(running - 1);
             self.is_short_of_pages = true;
+            return Vec::new();
+        }
+        if self.drop_shared_prompts() {
             return Vec::new();
         }
         let pages = self.pool.pages();

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use firebox_runtime::{Embedding, GenerationConfig, Session};
-use firebox_schedule::{Priority, Task};
+use firebox_runtime::{CompiledGrammar, Embedding, GenerationConfig, Session};
+use firebox_schedule::{Client, Priority, Task};
 
 /// A request for an answer of one of an engine's models.
 ///
@@ -34,6 +34,10 @@ pub struct Request {
     pub embedding: Option<Box<Embedding>>,
     /// The scope within which requests share prefixes. Requests of other scopes cannot observe it.
     pub scope: String,
+    /// Who asks. Requests of one client share its part of the batch and of the queue.
+    pub client: Client,
+    /// The grammar of the configuration, if it is compiled already.
+    pub compiled: Option<CompiledGrammar>,
     /// Whether to draft tokens by looking up how the text went on before; if absent, the [engine's
     /// setting](super::EngineConfig::lookup) applies.
     pub lookup: Option<bool>,
@@ -52,6 +56,8 @@ impl Request {
             head: None,
             embedding: None,
             scope: String::new(),
+            client: Client::default(),
+            compiled: None,
             lookup: None,
         }
     }
@@ -106,6 +112,16 @@ impl Request {
     pub fn with_head(mut self, head: impl Into<String>) -> Self {
         self.head = Some(head.into());
         self
+    }
+
+    /// Sets who asks.
+    pub fn for_client(self, client: Client) -> Self {
+        Self { client, ..self }
+    }
+
+    /// Uses a grammar that is compiled already.
+    pub fn with_compiled_grammar(self, compiled: Option<CompiledGrammar>) -> Self {
+        Self { compiled, ..self }
     }
 
     /// Sets the scope within which requests share prefixes.

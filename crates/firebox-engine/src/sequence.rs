@@ -1,5 +1,6 @@
 //! A request in progress: its session and the state of its answer.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use firebox_runtime::decode::{Advance, DecodeState, OutputState, Timing};
@@ -27,7 +28,10 @@ pub(crate) struct Sequence {
     pub scope: String,
     pub priority: Priority,
     /// The prompt, until the sequence first runs.
-    prompt: Option<Vec<u32>>,
+    prompt: Option<Arc<[u32]>>,
+    /// The logits after the prompt, if another choice of its request has computed it, until the sequence first runs.
+    first_logits: Option<Arc<[f32]>>,
+    started: bool,
     pub prompt_tokens: usize,
     /// Prompt tokens that the prefix cache supplied.
     pub cached_tokens: usize,
@@ -39,8 +43,22 @@ pub(crate) struct Sequence {
     pub fail_at: Option<Duration>,
     /// Whether it is paused because its events are not being read.
     pub held: bool,
+    /// Whether it waits for another choice of its request that computes their prompt.
+    pub awaits_prompt: bool,
+    /// Whether other choices of its request wait for its prompt.
+    pub shares_prompt: bool,
     /// Whether it is to end as soon as possible.
     pub cancelled: bool,
+}
+
+/// A prompt that a choice has taken through the layers, for the other choices of its request.
+#[derive(Debug)]
+pub(crate) struct ComputedPrompt {
+    /// The choice that computed it.
+    pub id: RequestId,
+    pub session: Session,
+    /// The logits after its last token.
+    pub logits: Arc<[f32]>,
 }
 
 /// The kind of pass that a sequence needs.
@@ -57,18 +75,21 @@ impl Sequence {
     pub fn new(
         id: RequestId,
         session: Session,
-        prompt: Vec<u32>,
+        prompt: impl Into<Arc<[u32]>>,
         output: OutputState,
         scope: String,
         priority: Priority,
         now: Duration,
     ) -> Self {
         let timing = Timing::begin(now, session.meters());
+        let prompt = prompt.into();
         Self {
             id,
             session,
             prompt_tokens: prompt.len(),
             prompt: Some(prompt),
+            first_logits: None,
+            started: false,
             state: DecodeState::new(output, timing),
             speculation: None,
             scope,
@@ -78,6 +99,8 @@ impl Sequence {
             prefix_end: None,
             fail_at: None,
             held: false,
+            awaits_prompt: false,
+            shares_prompt: false,
             cancelled: false,
         }
     }
@@ -92,11 +115,30 @@ impl Sequence {
             }
             self.cached_tokens = hit.tokens;
             self.prefix_end = hit.stop.map(|end| before + end);
+        }
+        if !std::mem::replace(&mut self.started, true) {
             self.waited = self.state.timing().since_begin(now);
             self.state.timing().waited(self.waited);
             self.state.timing().prompt(self.prompt_tokens - self.cached_tokens, self.cached_tokens);
         }
         self.state.timing().set_running(true);
+    }
+
+    /// Continues after the prompt that another choice of its request has computed, and shares its pages.
+    pub fn continue_after(&mut self, prompt: &ComputedPrompt) {
+        self.awaits_prompt = false;
+        if self.prompt.take().is_some() {
+            self.session = prompt.session.clone();
+            self.first_logits = Some(prompt.logits.clone());
+            self.cached_tokens = self.prompt_tokens;
+        }
+    }
+
+    /// Returns the logits after a prompt that another choice has computed, to choose the first token from. If the cache was
+    /// dropped meanwhile, a pass computes them again.
+    pub fn take_first_logits(&mut self) -> Option<Vec<f32>> {
+        let logits = self.first_logits.take()?;
+        (self.session.uncached_tokens() == 0).then(|| logits.to_vec())
     }
 
     /// Starts from the cached prefix of the prompt. On failure, clears the prefix cache and computes the whole prompt.
@@ -135,6 +177,11 @@ impl Sequence {
     /// Returns whether its first token is late.
     pub fn is_late(&self, now: Duration) -> bool {
         self.fail_at.is_some_and(|fail_at| now >= fail_at) && self.output().count() == 0
+    }
+
+    /// Returns whether the next pass may verify a draft. Other choices continue after the prompt, and not after a draft.
+    pub fn may_draft(&self) -> bool {
+        self.need() == Need::Decode && !self.held && !self.cancelled && !self.shares_prompt
     }
 
     pub fn need(&self) -> Need {
@@ -206,7 +253,7 @@ impl Sequence {
 
     /// Returns the last event, with the summary and the session.
     pub fn finished(mut self, now: Duration) -> Event {
-        let fed = if self.prompt.is_some() { 0 } else { self.prompt_tokens - self.cached_tokens };
+        let fed = if self.started { self.prompt_tokens - self.cached_tokens } else { 0 };
         let summary = self.state.summarize(self.prompt_tokens, fed, self.waited, now);
         let (cached_tokens, waited) = (self.cached_tokens, self.waited);
         Event::Finished(Box::new(Outcome { summary, cached_tokens, waited, session: self.session }))

@@ -11,7 +11,7 @@ use firebox_runtime::{
     AttentionSinks, Finish, Generation, GenerationConfig, KvType, LookupDrafter, Model, ModelDrafter,
     PagePool, PrefixLimits, PrefixTree, SamplerConfig, Session, Speculation, device,
 };
-use firebox_schedule::{AdmissionConfig, Priority};
+use firebox_schedule::{AdmissionConfig, Client, Priority};
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 
@@ -22,11 +22,14 @@ use super::event::Event;
 use super::request::Request;
 use super::sequence::{RequestId, Sequence};
 
+mod choices;
 mod drafts;
 mod failures;
+mod fair;
 mod prefixes;
 mod requests;
 mod setup;
+mod stalled;
 
 /// A clock that each reading advances by up to ten milliseconds.
 #[derive(Debug, Default)]
@@ -242,7 +245,8 @@ fn compare_batched(model: &Model, events: &[BatchEvent]) -> (usize, usize) {
 /// An event of an engine with several models.
 #[derive(Debug, Clone)]
 enum EngineEvent {
-    Submit(usize, Priority, TestRequest),
+    /// A request to a model, for so many choices.
+    Submit(usize, Priority, TestRequest, usize),
     Steps(usize),
     Pause(usize, bool),
     Cancel(usize),
@@ -253,7 +257,8 @@ fn engine_event() -> impl Strategy<Value = EngineEvent> {
     let priority = prop::sample::select(Priority::ALL.to_vec());
     let heat = prop::sample::select(vec![Heat::Nominal, Heat::Serious, Heat::Critical]);
     prop_oneof![
-        3 => (0usize..3, priority, test_request()).prop_map(|(model, priority, request)| EngineEvent::Submit(model, priority, request)),
+        3 => (0usize..3, priority, test_request(), 1usize..4)
+            .prop_map(|(model, priority, request, count)| EngineEvent::Submit(model, priority, request, count)),
         6 => (1usize..20).prop_map(EngineEvent::Steps),
         1 => (0usize..6, any::<bool>()).prop_map(|(which, held)| EngineEvent::Pause(which, held)),
         1 => (0usize..6).prop_map(EngineEvent::Cancel),
@@ -286,14 +291,19 @@ fn compare_time_sliced(models: &[Model], pages: usize, events: &[EngineEvent]) {
     };
     for event in events {
         match event {
-            EngineEvent::Submit(model, priority, test) => {
+            EngineEvent::Submit(model, priority, test, count) => {
                 // Keys are exact, so that recomputed sequences yield the same tokens.
                 let request = Request::new(model.to_string(), test.prompt.clone())
                     .with_config(test.config.clone())
                     .with_lookup(!matches!(test.drafts, Drafts::None))
                     .with_priority(*priority);
-                let id = core.submit(request, clock.now()).map_err(|failure| failure.error).unwrap();
-                all.push((*model, TestRequest { capacity: None, ..test.clone() }, id));
+                let client = Client::new(["one", "other"][test.prompt.len() % 2]);
+                let ids = core.submit_choices(request.for_client(client), *count, clock.now());
+                for (nth, id) in ids.map_err(|failure| failure.error).unwrap().into_iter().enumerate() {
+                    let mut choice = TestRequest { capacity: None, ..test.clone() };
+                    choice.config.sampler.seed += nth as u64;
+                    all.push((*model, choice, id));
+                }
             }
             EngineEvent::Steps(count) => {
                 for _ in 0..*count {

@@ -55,6 +55,15 @@ impl Grammar {
         }
     }
 
+    /// Returns the length of its text; of a schema roughly.
+    pub fn source_bytes(&self) -> usize {
+        match self {
+            Self::JsonSchema(schema) => schema_bytes(schema),
+            Self::JsonObject => 0,
+            Self::Regex(text) | Self::Lark(text) | Self::Gbnf(text) => text.len(),
+        }
+    }
+
     /// Returns an error with the parser's reason.
     pub(super) fn error(&self, reason: &str) -> GrammarError {
         GrammarError::Grammar { kind: self.kind(), reason: without_debug_info(reason) }
@@ -111,6 +120,24 @@ impl Grammar {
         }
         Ok(())
     }
+}
+
+/// Returns roughly how long a schema is as a text.
+fn schema_bytes(schema: &Value) -> usize {
+    let (mut open, mut bytes) = (vec![schema], 0);
+    while let Some(value) = open.pop() {
+        bytes += 8;
+        match value {
+            Value::String(text) => bytes += text.len(),
+            Value::Array(values) => open.extend(values),
+            Value::Object(fields) => {
+                bytes += fields.keys().map(String::len).sum::<usize>();
+                open.extend(fields.values());
+            }
+            _ => {}
+        }
+    }
+    bytes
 }
 
 /// Returns whether values are nested deeper than `most`.

@@ -69,7 +69,11 @@ pub enum GrammarError {
     },
 }
 
-/// The position of a text in its grammar. Clones are independent.
+/// Memory that symbols of a compiled grammar take for a byte of its text. `llguidance` tells the memory of its lexer alone.
+const SYMBOL_BYTES: u64 = 64;
+
+/// The position of a text in its grammar. Clones move on independently; they share the states of the lexer, and the limit of
+/// their number.
 #[derive(Clone)]
 pub struct Constraint {
     matcher: Matcher,
@@ -77,6 +81,8 @@ pub struct Constraint {
     /// Tokens that end the text in addition to the tokenizer's.
     ends: Vec<u32>,
     ended: bool,
+    /// Memory that the compiled grammar takes.
+    bytes: u64,
 }
 
 impl Constraint {
@@ -88,12 +94,30 @@ impl Constraint {
         let vocabulary = Vocabulary::of(tokenizer)?;
         let parser = vocabulary.factory().create_parser(compiled);
         let parser = parser.map_err(|error| grammar.error(&error.to_string()))?;
+        let symbols = SYMBOL_BYTES * grammar.source_bytes() as u64;
+        let bytes = symbols + parser.parser.lexer_stats().num_bytes as u64;
         let ends = ends.iter().copied().filter(|&end| !tokenizer.is_eos(end)).collect();
-        let mut constraint = Self { matcher: Matcher::new(Ok(parser)), vocabulary, ends, ended: false };
+        let matcher = Matcher::new(Ok(parser));
+        let mut constraint = Self { matcher, vocabulary, ends, ended: false, bytes };
         // Some grammars are complete with an empty text.
         constraint.matcher.consume_tokens(&[]).map_err(|error| grammar.error(&error.to_string()))?;
         constraint.ended = constraint.matcher.is_stopped();
         Ok(constraint)
+    }
+
+    /// Returns a copy that shares no state with this one: what its text makes the lexer build counts towards no other limit.
+    pub fn separate(&self) -> Self {
+        Self {
+            matcher: self.matcher.deep_clone(),
+            vocabulary: self.vocabulary.clone(),
+            ends: self.ends.clone(),
+            ..*self
+        }
+    }
+
+    /// Estimates the memory of the compiled grammar, without states that texts add.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
     }
 
     /// Masks the tokens that may not follow: their logits become negative infinity. Logits of permitted tokens stay; NaN

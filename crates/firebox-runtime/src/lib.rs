@@ -11,6 +11,7 @@ pub mod decode;
 mod device;
 mod embed;
 mod error;
+mod grammar_cache;
 #[cfg(test)]
 mod grammar_outputs;
 pub mod heads;
@@ -56,6 +57,7 @@ pub use firebox_memory::{
 pub use firebox_model::Pooling;
 pub use firebox_schedule::{self as schedule, ScheduleError};
 pub use firebox_telemetry as telemetry;
+pub use grammar_cache::{CompilePermit, CompiledGrammar, GrammarCache, GrammarCacheConfig, RequestGrammar};
 pub use model::Model;
 pub use pocket::pocket_model;
 pub use prefix::{Origin, PersistentPrefix, PrefixHit, PrefixLimits, PrefixOptions, PrefixStats, PrefixTree};

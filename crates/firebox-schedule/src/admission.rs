@@ -1,13 +1,15 @@
 //! The queue of a model: which tasks run and which wait.
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use super::Priority;
 use crate::ScheduleError;
+use crate::client::{Client, ClientTasks, ClientUsage};
 use firebox_memory::thermal::Heat;
 
 /// The number of tasks of a model that run at once, and that may wait.
@@ -17,15 +19,19 @@ pub struct AdmissionConfig {
     /// The most tasks that run at once; memory and heat may allow fewer.
     pub most_running: usize,
     /// The most waiting tasks of the same or a higher priority before another one is refused. Many background tasks thus keep
-    /// no urgent one out.
+    /// no urgent one out. A client that has less than its part of the queue is not refused for the tasks of others.
     pub most_waiting: usize,
     /// A task that has waited this long is ordered as one of the next higher priority, but never as a pinned one.
     pub ageing: Duration,
+    /// Rows that passes compute for one client more than for another, by their weights, before a task of the other takes
+    /// the place of one of the first where both have as many places as they can. A change of places costs a page or two, and
+    /// where pages are short a prompt; this many rows outweigh that.
+    pub turn_rows: u32,
 }
 
 impl Default for AdmissionConfig {
     fn default() -> Self {
-        Self { most_running: 8, most_waiting: 256, ageing: Duration::from_secs(30) }
+        Self { most_running: 8, most_waiting: 256, ageing: Duration::from_secs(30), turn_rows: 256 }
     }
 }
 
@@ -57,7 +63,8 @@ pub enum Change {
 
 /// The running and the waiting tasks of a model, in order.
 ///
-/// A task that was admitted is never refused: when fewer may run, the least urgent ones pause and resume later.
+/// A task that was admitted is never refused: when fewer may run, the least urgent ones pause and resume later. Clients share
+/// the places by their weights: a task of a client with too few takes the place of one of a client with too many.
 ///
 /// ```
 /// use std::time::Duration;
@@ -78,12 +85,16 @@ pub struct Queue {
     heat: Heat,
     room: usize,
     entries: BTreeMap<Ticket, Entry>,
+    clients: BTreeMap<Arc<str>, ClientUsage>,
+    /// Rows that passes have computed since the last update, by the weights of their clients.
+    served_since_update: f64,
     made: u64,
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 struct Entry {
     priority: Priority,
+    client: Arc<str>,
     /// The time since when it waits; `None` while it runs.
     waits_since: Option<Duration>,
     /// Whether it must not run.
@@ -106,27 +117,108 @@ impl Entry {
 impl Queue {
     /// Creates an empty queue, with memory for as many tasks as may run.
     pub fn new(config: AdmissionConfig) -> Self {
-        Self { room: config.most_running, config, heat: Heat::Nominal, entries: BTreeMap::new(), made: 0 }
+        Self {
+            room: config.most_running,
+            config,
+            heat: Heat::Nominal,
+            entries: BTreeMap::new(),
+            clients: BTreeMap::new(),
+            served_since_update: 0.0,
+            made: 0,
+        }
     }
 
-    /// Adds a task, which waits until an [`update`](Self::update) starts it. Fails if too many tasks wait.
+    /// Adds a task of no named client, which waits until an [`update`](Self::update) starts it. Fails if too many tasks wait.
     pub fn enter(&mut self, now: Duration, priority: Priority) -> Result<Ticket, ScheduleError> {
+        self.enter_all(now, priority, &Client::default(), 1).map(|tickets| tickets[0])
+    }
+
+    /// Adds several tasks of a client, or none if too many tasks of all or of the client wait.
+    pub fn enter_all(
+        &mut self,
+        now: Duration,
+        priority: Priority,
+        client: &Client,
+        count: usize,
+    ) -> Result<Vec<Ticket>, ScheduleError> {
+        self.check_limits(priority, client, count)?;
+        let name = client.name.clone();
+        let least = self.least_served();
+        let usage = self.clients.entry(name.clone());
+        let usage = usage.or_insert_with(|| ClientUsage { client: client.clone(), served: 0.0 });
+        usage.client = client.clone();
+        // Time without tasks earns nothing.
+        usage.served = usage.served.max(least.unwrap_or(usage.served));
+        let tickets = (self.made..).take(count).map(Ticket).collect::<Vec<_>>();
+        self.made += count as u64;
+        let entry = Entry { priority, client: name, waits_since: Some(now), held: false };
+        self.entries.extend(tickets.iter().map(|ticket| (*ticket, entry.clone())));
+        Ok(tickets)
+    }
+
+    fn check_limits(&self, priority: Priority, client: &Client, count: usize) -> Result<(), ScheduleError> {
+        let limit = self.config.most_waiting;
         let as_urgent = |entry: &&Entry| entry.is_waiting() && entry.priority >= priority;
         let waiting = self.entries.values().filter(as_urgent).count();
+        let own = self.entries.values().filter(as_urgent).filter(|entry| entry.client == client.name).count();
+        let tasks = self.tasks();
         // A task that could start at once does not count as waiting.
-        let limit = self.config.most_waiting;
-        if waiting >= limit.saturating_add(self.batch().saturating_sub(self.running())) {
-            return Err(ScheduleError::QueueFull { priority, limit });
+        if waiting + count > limit.saturating_add(self.batch().saturating_sub(self.running())) {
+            let others = tasks.keys().filter(|name| **name != client.name);
+            let others: f64 = others.map(|name| f64::from(self.clients[name].client.weight)).sum();
+            let weight = f64::from(client.weight);
+            let part = limit as f64 * weight / (weight + others);
+            if others == 0.0 || (own + count) as f64 > part.max(1.0) {
+                return Err(ScheduleError::QueueFull { priority, limit });
+            }
         }
-        let ticket = Ticket(self.made);
-        self.made += 1;
-        self.entries.insert(ticket, Entry { priority, waits_since: Some(now), held: false });
-        Ok(ticket)
+        let Some(limit) = client.most_waiting else { return Ok(()) };
+        let ClientTasks { running, waiting } = tasks.get(&client.name).copied().unwrap_or_default();
+        let may_run = client.most_running.map_or(self.batch(), |most| most.min(self.batch()));
+        if waiting + count > limit.saturating_add(may_run.saturating_sub(running)) {
+            return Err(ScheduleError::ClientQueueFull { limit });
+        }
+        Ok(())
     }
 
     /// Removes a task that is done or cancelled. Returns whether it was there.
     pub fn leave(&mut self, ticket: Ticket) -> bool {
-        self.entries.remove(&ticket).is_some()
+        let was_there = self.entries.remove(&ticket).is_some();
+        let active: BTreeSet<&Arc<str>> = self.entries.values().map(|entry| &entry.client).collect();
+        let least = self.least_served().unwrap_or(f64::INFINITY);
+        // A client that leaves and comes back is where it was, unless the others have caught up.
+        self.clients.retain(|name, usage| active.contains(name) || usage.served > least);
+        was_there
+    }
+
+    /// Records rows that a pass has computed for a task. Returns whether an [`update`](Self::update) may be due, because
+    /// another client has waited while this one was served.
+    pub fn served(&mut self, ticket: Ticket, rows: usize) -> bool {
+        let Some(entry) = self.entries.get(&ticket) else { return false };
+        let Some(usage) = self.clients.get_mut(&entry.client) else { return false };
+        let rows = usage.client.by_weight(rows as f64);
+        usage.served += rows;
+        self.served_since_update += rows;
+        self.clients.len() > 1 && self.served_since_update >= f64::from(self.config.turn_rows)
+    }
+
+    /// Returns the least that a client with tasks was served.
+    fn least_served(&self) -> Option<f64> {
+        let served = self.entries.values().map(|entry| self.clients[&entry.client].served);
+        served.min_by(f64::total_cmp)
+    }
+
+    /// Returns how many tasks every client has.
+    fn tasks(&self) -> BTreeMap<Arc<str>, ClientTasks> {
+        let mut tasks: BTreeMap<Arc<str>, ClientTasks> = BTreeMap::new();
+        for entry in self.entries.values() {
+            let tasks = tasks.entry(entry.client.clone()).or_default();
+            match entry.is_waiting() {
+                true => tasks.waiting += 1,
+                false => tasks.running += 1,
+            }
+        }
+        tasks
     }
 
     /// Holds a task back, or lets it wait for its turn again. A running task pauses.
@@ -170,22 +262,40 @@ impl Queue {
         Some(Place::Waiting { ahead: order.iter().position(|&other| other == ticket)? })
     }
 
-    /// Returns the waiting tasks in the order in which they will run.
+    /// Returns the waiting tasks in the order in which they will run: by priority, then the next of the client with the
+    /// fewest places for its weight, then of the one that was served least.
     pub fn order(&self, now: Duration) -> Vec<Ticket> {
-        let mut waiting: Vec<(Reverse<Priority>, Ticket)> = self
+        let mut waiting: Vec<(Reverse<Priority>, Ticket, &Arc<str>)> = self
             .entries
             .iter()
             .filter(|(_, entry)| entry.is_waiting() && !entry.held)
-            .map(|(&ticket, entry)| (Reverse(entry.standing(now, self.config.ageing)), ticket))
+            .map(|(&ticket, entry)| (Reverse(entry.standing(now, self.config.ageing)), ticket, &entry.client))
             .collect();
         waiting.sort();
-        waiting.into_iter().map(|(_, ticket)| ticket).collect()
+        if self.clients.len() > 1 {
+            let mut tasks = self.tasks();
+            let mut places = |name: &Arc<str>| {
+                let usage = &self.clients[name];
+                let tasks = tasks.entry(name.clone()).or_default();
+                tasks.running += 1;
+                (usage.client.by_weight(tasks.running as f64), usage.served)
+            };
+            let mut shared: Vec<_> = waiting.iter().map(|one| (one.0, places(one.2), one.1)).collect();
+            shared.sort_by(|one, other| {
+                let by_places = one.1.0.total_cmp(&other.1.0).then(one.1.1.total_cmp(&other.1.1));
+                one.0.cmp(&other.0).then(by_places).then(one.2.cmp(&other.2))
+            });
+            return shared.into_iter().map(|(.., ticket)| ticket).collect();
+        }
+        waiting.into_iter().map(|(_, ticket, _)| ticket).collect()
     }
 
     /// Lets as many tasks run as may: pauses some first, then starts others. A pinned task takes the place of the least
-    /// urgent one at once, but leaves one of two or more places.
+    /// urgent one at once, but leaves one of two or more places. A task of a client with too few places takes that of a client
+    /// with too many.
     pub fn update(&mut self, now: Duration) -> Vec<Change> {
         let mut changes = Vec::new();
+        self.served_since_update = 0.0;
         let batch = self.batch();
         while self.running() > batch {
             match self.least_urgent() {
@@ -196,28 +306,92 @@ impl Queue {
         // Usually all places are taken, and the waiting tasks need not be sorted.
         let waits_pinned =
             self.entries.values().any(|entry| entry.is_waiting() && entry.priority == Priority::Pinned);
-        if self.running() >= batch && !waits_pinned {
+        if self.running() >= batch && !waits_pinned && self.clients.len() < 2 {
             return changes;
         }
+        let mut tasks = self.tasks();
+        let mut running = self.running();
+        let mut started = BTreeSet::new();
+        // The most urgent task of each client that has found no place to take.
+        let mut refused: BTreeMap<Arc<str>, Priority> = BTreeMap::new();
         for ticket in self.order(now) {
-            let entry = self.entries[&ticket];
-            let is_pinned = entry.priority == Priority::Pinned;
-            if is_pinned && self.pinned() >= self.most_pinned(batch) {
+            let Entry { priority, client, .. } = self.entries[&ticket].clone();
+            let is_pinned = priority == Priority::Pinned;
+            if refused.get(&client).is_some_and(|refused| priority <= *refused && !is_pinned)
+                || (is_pinned && self.pinned() >= self.most_pinned(batch))
+            {
                 continue;
             }
-            if self.running() >= batch {
-                let Some(other) = self.least_urgent().filter(|other| is_pinned && !self.is_pinned(other))
-                else {
+            let own = tasks.get(&client).map_or(0, |tasks| tasks.running);
+            if self.clients[&client].client.most_running.is_some_and(|most| own >= most) {
+                refused.insert(client, Priority::Pinned);
+                continue;
+            }
+            if running >= batch {
+                let other = match is_pinned {
+                    true => self.least_urgent().filter(|other| !self.is_pinned(other)),
+                    false => self.surplus(priority, &client, &tasks, &started),
+                };
+                let Some(other) = other else {
+                    refused.insert(client, priority);
                     continue;
                 };
+                if let Some(tasks) = tasks.get_mut(&self.entries[&other].client) {
+                    tasks.running -= 1;
+                }
+                running -= 1;
                 changes.push(self.pause(now, other));
             }
             if let Some(entry) = self.entries.get_mut(&ticket) {
                 entry.waits_since = None;
+                tasks.entry(client).or_default().running += 1;
+                running += 1;
+                started.insert(ticket);
                 changes.push(Change::Start(ticket));
             }
         }
         changes
+    }
+
+    /// Returns the running task that gives its place to one of `client`, which has fewer places for its weight: of the
+    /// client with the most, the least urgent and last task that is no more urgent than the other. A client that has one
+    /// place more only because places cannot be divided gives it up once it was served for a turn.
+    fn surplus(
+        &self,
+        priority: Priority,
+        client: &Arc<str>,
+        tasks: &BTreeMap<Arc<str>, ClientTasks>,
+        started: &BTreeSet<Ticket>,
+    ) -> Option<Ticket> {
+        let usage = &self.clients[client];
+        let with_one_more = usage.client.by_weight((tasks[client].running + 1) as f64);
+        let gives = |ticket: &Ticket, entry: &Entry| {
+            let other = &self.clients[&entry.client];
+            let running = tasks[&entry.client].running as f64;
+            let is_turn = other.served - usage.served > f64::from(self.config.turn_rows);
+            let has_more = other.client.by_weight(running - 1.0) >= with_one_more
+                || (is_turn && other.client.by_weight(running) >= with_one_more);
+            entry.client != *client
+                && has_more
+                && entry.priority <= priority
+                && entry.priority != Priority::Pinned
+                && !started.contains(ticket)
+        };
+        let running = self.entries.iter().filter(|(_, entry)| !entry.is_waiting());
+        let giving = running.filter(|(ticket, entry)| gives(ticket, entry));
+        giving
+            .max_by(|one, other| {
+                self.excess(one, tasks)
+                    .total_cmp(&self.excess(other, tasks))
+                    .then_with(|| (Reverse(one.1.priority), one.0).cmp(&(Reverse(other.1.priority), other.0)))
+            })
+            .map(|(&ticket, _)| ticket)
+    }
+
+    /// Returns how many places the client of a task has for its weight.
+    fn excess(&self, (_, entry): &(&Ticket, &Entry), tasks: &BTreeMap<Arc<str>, ClientTasks>) -> f64 {
+        let running = tasks.get(&entry.client).map_or(0, |tasks| tasks.running);
+        self.clients[&entry.client].client.by_weight(running as f64)
     }
 
     /// Returns how many pinned tasks may run beside others.
@@ -235,10 +409,17 @@ impl Queue {
         self.entries[ticket].priority == Priority::Pinned
     }
 
-    /// Returns the least urgent running task, and of equals the last one.
+    /// Returns the least urgent running task: of equals one of the client with the most places for its weight, and of its
+    /// tasks the last one.
     fn least_urgent(&self) -> Option<Ticket> {
+        let tasks = self.tasks();
         let running = self.entries.iter().filter(|(_, entry)| !entry.is_waiting());
-        running.min_by_key(|(ticket, entry)| (entry.priority, Reverse(**ticket))).map(|(&ticket, _)| ticket)
+        let least = running.min_by(|one, other| {
+            let by_excess = || self.excess(other, &tasks).total_cmp(&self.excess(one, &tasks));
+            let by_priority = one.1.priority.cmp(&other.1.priority);
+            by_priority.then_with(by_excess).then_with(|| other.0.cmp(one.0))
+        });
+        least.map(|(&ticket, _)| ticket)
     }
 
     fn pause(&mut self, now: Duration, ticket: Ticket) -> Change {
@@ -250,135 +431,4 @@ impl Queue {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::collections::BTreeSet;
-
-    use proptest::prelude::*;
-
-    use super::*;
-
-    fn at(seconds: u64) -> Duration {
-        Duration::from_secs(seconds)
-    }
-
-    fn queue(most_running: usize) -> Queue {
-        Queue::new(AdmissionConfig { most_running, ..AdmissionConfig::default() })
-    }
-
-    fn entered<const N: usize>(queue: &mut Queue, priorities: [Priority; N]) -> [Ticket; N] {
-        priorities.map(|priority| queue.enter(at(0), priority).unwrap())
-    }
-
-    #[test]
-    fn a_smaller_batch_pauses_tasks_that_resume_before_newcomers() {
-        let mut queue = queue(4);
-        let [a, b, c, d] = entered(&mut queue, [Priority::Normal; 4]);
-        assert_eq!(queue.update(at(0)), [a, b, c, d].map(Change::Start));
-        queue.set_heat(Heat::Serious);
-        assert_eq!(queue.update(at(1)), [Change::Pause(d), Change::Pause(c)]);
-        let late = queue.enter(at(2), Priority::Normal).unwrap();
-        let ahead = |queue: &Queue, ticket| queue.place(at(3), ticket);
-        assert_eq!(ahead(&queue, c), Some(Place::Waiting { ahead: 0 }));
-        assert_eq!(ahead(&queue, late), Some(Place::Waiting { ahead: 2 }));
-        queue.set_heat(Heat::Nominal);
-        queue.set_room(3);
-        assert_eq!(queue.update(at(3)), [Change::Start(c)]);
-        queue.set_room(8);
-        assert_eq!(queue.update(at(4)), [Change::Start(d)]);
-        queue.leave(a);
-        assert_eq!(queue.update(at(5)), [Change::Start(late)]);
-    }
-
-    #[test]
-    fn old_tasks_come_before_more_urgent_newcomers_unless_pinned() {
-        let mut queue = queue(1);
-        let [running, old] = entered(&mut queue, [Priority::Normal, Priority::Background]);
-        queue.update(at(0));
-        let newer = queue.enter(at(61), Priority::Interactive).unwrap();
-        assert_eq!(queue.order(at(59)), [newer, old]);
-        assert_eq!(queue.order(at(61)), [old, newer]);
-        let pinned = queue.enter(at(3600), Priority::Pinned).unwrap();
-        assert_eq!(queue.update(at(3600)), [Change::Pause(running), Change::Start(pinned)]);
-        assert_eq!(queue.place(at(3600), old), Some(Place::Waiting { ahead: 0 }));
-    }
-
-    #[test]
-    fn pinned_tasks_leave_one_of_two_places() {
-        let mut queue = queue(2);
-        let [one, other, normal] =
-            entered(&mut queue, [Priority::Pinned, Priority::Pinned, Priority::Normal]);
-        assert_eq!(queue.update(at(0)), [Change::Start(one), Change::Start(normal)]);
-        // A held task needs no place.
-        assert_eq!(queue.hold(at(1), normal, true), Some(Change::Pause(normal)));
-        assert_eq!(queue.update(at(1)), [Change::Start(other)]);
-    }
-
-    #[test]
-    fn only_the_limit_refuses_tasks() {
-        let config = AdmissionConfig { most_running: 1, most_waiting: 2, ..AdmissionConfig::default() };
-        let mut queue = Queue::new(config);
-        for _ in 0..3 {
-            queue.enter(at(0), Priority::Background).unwrap();
-            queue.update(at(0));
-        }
-        let refused = queue.enter(at(0), Priority::Background).unwrap_err().to_string();
-        assert!(refused.contains("2 background") && refused.contains("most_waiting"), "{refused}");
-        queue.enter(at(0), Priority::Normal).unwrap();
-    }
-
-    proptest! {
-        #![proptest_config(ProptestConfig::with_cases(512))]
-
-        /// For any sequence of events: no task is lost or runs twice, no more run than may, none waits beside a free place,
-        /// and waiting tasks have distinct places.
-        #[test]
-        fn every_task_runs_or_waits_in_line(
-            steps in prop::collection::vec((0u8..10, 0usize..12, 0u64..40), 1..80),
-        ) {
-            let mut queue = queue(4);
-            let (mut there, mut held) = (BTreeMap::new(), BTreeSet::new());
-            let mut now = Duration::ZERO;
-            for (kind, value, passed) in steps {
-                now += at(passed);
-                match kind {
-                    0..=3 => {
-                        let ticket = queue.enter(now, Priority::ALL[value % 4]).unwrap();
-                        there.insert(ticket, false);
-                    }
-                    4 => queue.set_room(value),
-                    5 => queue.set_heat([Heat::Nominal, Heat::Fair, Heat::Serious, Heat::Critical][value % 4]),
-                    6 | 7 => {
-                        if let Some(&ticket) = there.keys().nth(value) {
-                            let is_held = !held.remove(&ticket) && held.insert(ticket);
-                            let paused = queue.hold(now, ticket, is_held).is_some();
-                            prop_assert_eq!(paused, is_held && there[&ticket]);
-                            there.entry(ticket).and_modify(|runs| *runs &= !is_held);
-                        }
-                    }
-                    _ => {
-                        if let Some(&ticket) = there.keys().nth(value) {
-                            prop_assert!(queue.leave(ticket));
-                            there.remove(&ticket);
-                            held.remove(&ticket);
-                        }
-                    }
-                }
-                for change in queue.update(now) {
-                    let (ticket, runs) = match change {
-                        Change::Start(ticket) => (ticket, true),
-                        Change::Pause(ticket) => (ticket, false),
-                    };
-                    prop_assert_eq!(there.insert(ticket, runs), Some(!runs));
-                }
-                let running = there.values().filter(|runs| **runs).count();
-                prop_assert_eq!(queue.running(), running);
-                prop_assert_eq!(running, queue.batch().min(there.len() - held.len()));
-                prop_assert_eq!(queue.waiting(), there.len() - running);
-                for (place, ticket) in queue.order(now).into_iter().enumerate() {
-                    prop_assert_eq!(there.get(&ticket), Some(&false));
-                    prop_assert_eq!(queue.place(now, ticket), Some(Place::Waiting { ahead: place }));
-                }
-            }
-        }
-    }
-}
+mod tests;

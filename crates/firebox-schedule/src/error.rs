@@ -23,6 +23,15 @@ pub enum ScheduleError {
         /// The limit.
         limit: usize,
     },
+    /// Too many tasks of a client wait.
+    #[error(
+        "{limit} requests of this key wait already; try again when some are done, or let more of them wait: \
+         `--per-key-waiting` of `firebox serve`, `waiting` of the key in firebox.toml"
+    )]
+    ClientQueueFull {
+        /// The limit.
+        limit: usize,
+    },
     /// The profile of a device cannot be simulated.
     #[error("device profile {name}: {reason}")]
     SimulatedDevice {

@@ -16,6 +16,7 @@
 
 mod admission;
 mod choice;
+mod client;
 mod config;
 mod counters;
 mod error;
@@ -30,6 +31,7 @@ mod task_progress;
 
 pub use admission::{AdmissionConfig, Change, Place, Queue, Ticket};
 pub use choice::{Choice, Readiness};
+pub use client::Client;
 pub use config::ScheduleConfig;
 pub use counters::{ClassCounters, ScheduleCounters, ScheduleEvent};
 pub use error::ScheduleError;

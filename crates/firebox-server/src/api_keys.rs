@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::Path;
 
 use crate::error::ServerError;
+use crate::key_share::KeyShare;
 
 /// A key that a server accepts.
 #[derive(Clone, PartialEq, Eq)]
@@ -11,6 +12,8 @@ pub struct ApiKey {
     key: String,
     /// Whether it may change what all keys share, such as the heads in memory.
     is_admin: bool,
+    /// What it may have of a model; what is absent is that of every key.
+    share: KeyShare,
 }
 
 impl fmt::Debug for ApiKey {
@@ -25,12 +28,18 @@ impl ApiKey {
         if key.is_empty() || !key.bytes().all(|byte| byte.is_ascii_graphic()) {
             return Err(ServerError::Key);
         }
-        Ok(Self { key, is_admin: false })
+        Ok(Self { key, is_admin: false, share: KeyShare::default() })
     }
 
     /// Lets the key change what all keys share, or not.
     pub fn with_admin(mut self, is_admin: bool) -> Self {
         self.is_admin = is_admin;
+        self
+    }
+
+    /// Sets what the key may have of a model beside others.
+    pub fn with_share(mut self, share: KeyShare) -> Self {
+        self.share = share;
         self
     }
 
@@ -79,7 +88,10 @@ impl ApiKeys {
         for key in keys {
             // Requests with a duplicated key share one scope.
             match self.0.iter_mut().find(|known| known.key == key.key) {
-                Some(known) => known.is_admin |= key.is_admin,
+                Some(known) => {
+                    known.is_admin |= key.is_admin;
+                    known.share = key.share.or(known.share);
+                }
                 None => self.0.push(key),
             }
         }
@@ -110,6 +122,11 @@ impl ApiKeys {
     /// Returns true if no key is required.
     pub fn is_open(&self) -> bool {
         self.0.is_empty()
+    }
+
+    /// Returns the share of the key that requests of a scope have.
+    pub(crate) fn share(&self, scope: &str) -> KeyShare {
+        self.0.iter().find(|key| key.scope() == scope).map(|key| key.share).unwrap_or_default()
     }
 
     /// Returns the sender of a request by its `authorization` header; `None` if the key is missing or wrong. Without keys, all

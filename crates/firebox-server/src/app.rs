@@ -4,18 +4,21 @@ use std::sync::Arc;
 
 use axum::Router;
 use firebox_engine::Engine;
+use firebox_runtime::schedule::Client;
 use firebox_runtime::telemetry::Telemetry;
-use firebox_runtime::{Constraint, Grammar, RuntimeError};
+use firebox_runtime::{CompiledGrammar, Grammar};
 use tokio::sync::Semaphore;
 
 use crate::allowed_origins::AllowedOrigins;
-use crate::blocking::with_permit;
+use crate::blocking::blocking;
 use crate::body_memory::BodyMemory;
 use crate::catalog::Catalog;
 use crate::connection::Limits;
 use crate::credentials::CredentialStore;
 use crate::engine_watchers::EngineWatchers;
 use crate::error::ApiError;
+use crate::grammar_permits::GrammarPermits;
+use crate::key_share::KeyShare;
 use crate::served_model::ServedModel;
 use crate::sessions::registry::SessionRegistry;
 use crate::stop_handle::StopHandle;
@@ -27,10 +30,12 @@ pub(crate) struct App {
     pub engine: Engine,
     pub telemetry: Telemetry,
     pub credentials: CredentialStore,
+    /// What requests of every key may have of a model, unless the key has its own share.
+    pub per_key: KeyShare,
     pub limits: Limits,
-    /// Grammars are compiled outside the engine, one at a time, so that a costly one delays only other
+    /// Grammars are compiled outside the engine, few at a time, so that a costly one delays only other
     /// grammars.
-    pub grammar_permits: Arc<Semaphore>,
+    pub grammar_permits: GrammarPermits,
     /// Encoders, whose weights no chat uses, compute outside the engine, one batch of one request at a time.
     pub encoder_permits: Arc<Semaphore>,
     /// The requests to encoders that may run and wait at once.
@@ -55,23 +60,42 @@ impl App {
         self.is_local || self.allowed_origins.has_hosts() || self.credentials.current().keys.is_open()
     }
 
-    /// Rejects an invalid grammar before it reaches the engine's thread, which serves all requests. `field` is
-    /// the request field that asked for it.
-    pub async fn check_grammar(
+    /// Compiles a grammar for a request before that reaches the engine's thread, which serves all requests, unless the same
+    /// one was compiled lately. `field` is the request field that asked for it.
+    pub async fn compile_grammar(
         &self,
         field: &str,
         grammar: Option<&Grammar>,
         served: &ServedModel,
-    ) -> Result<(), ApiError> {
-        let Some(grammar) = grammar.cloned() else { return Ok(()) };
-        let (tokenizer, ends) = (served.tokenizer()?.clone(), served.model.end_tokens());
-        let check = move || {
-            Constraint::new(&grammar, &tokenizer, &ends).map_err(RuntimeError::from)?;
-            Ok(())
+        scope: &str,
+    ) -> Result<Option<CompiledGrammar>, ApiError> {
+        let Some(grammar) = grammar.cloned() else { return Ok(None) };
+        served.tokenizer()?;
+        let (model, ends) = (served.model.clone(), served.model.end_tokens());
+        let grammars = self.engine.grammars().clone();
+        if let Some(compiled) = grammars.get(&grammar, &model, &ends) {
+            return Ok(Some(compiled));
+        }
+        let permit = self.grammar_permits.acquire(scope).await?;
+        let compile = move || {
+            // One that was begun goes on without its client, and keeps the permit.
+            let _permit = permit;
+            Ok(grammars.compile(&grammar, &model, &ends)?)
         };
-        with_permit(&self.grammar_permits, check)
-            .await
-            .map_err(|error: ApiError| error.with_grammar_field(field))
+        let compiled = blocking(compile).await.map_err(|error| error.with_grammar_field(field))?;
+        Ok(Some(compiled))
+    }
+
+    /// Returns the client that requests in a scope are of.
+    pub fn client(&self, scope: &str) -> Client {
+        self.credentials.current().keys.share(scope).or(self.per_key).client(scope)
+    }
+
+    /// Returns how many choices of requests in a scope may run and wait at once.
+    pub fn max_choices(&self, scope: &str) -> usize {
+        let Client { most_running, most_waiting, .. } = self.client(scope);
+        let of_key = most_waiting.map(|waiting| waiting.saturating_add(most_running.unwrap_or(usize::MAX)));
+        of_key.map_or(self.limits.max_choices, |most| most.min(self.limits.max_choices))
     }
 }
 

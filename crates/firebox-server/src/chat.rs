@@ -69,7 +69,7 @@ async fn answer_by(
     let mut options = options(fields, &tools)?;
     set_reasoning_effort(&mut options, fields, "reasoning_effort", &selected.served)?;
     let response_options = ResponseOptions::new(fields)?;
-    response_options.check_count(1, app.limits.max_choices)?;
+    response_options.check_count(1, app.max_choices(scope))?;
     let mut config = sampling_params::generation_config(fields, &selected.served)?;
     let most = fields.integer("top_logprobs", 0, MAX_LOGPROBS)?;
     let likely = fields.boolean("logprobs")?.unwrap_or(false);

@@ -6,7 +6,7 @@ use std::task::{Context, Poll};
 
 use firebox_engine::{EngineError, Event, ResponseStream};
 use firebox_model::ModelError;
-use firebox_runtime::{CacheError, GenerationConfig, PAGE_TOKENS, RuntimeError};
+use firebox_runtime::{CacheError, CompiledGrammar, GenerationConfig, PAGE_TOKENS, RuntimeError};
 use futures_core::Stream as _;
 use serde_json::{Value, json};
 
@@ -35,8 +35,8 @@ struct Choice {
     is_over: bool,
     /// Length of the prompt in tokens.
     prompt: usize,
-    /// True for the first choice of a prompt: its cached tokens count once.
-    counts_cached: bool,
+    /// True for the first choice of a prompt, which computes it: its cached tokens count, and the others wait for it.
+    is_first: bool,
 }
 
 /// Token counts of a request.
@@ -60,39 +60,44 @@ impl Usage {
 }
 
 impl Choices {
-    /// Submits every prompt, and waits until each choice is accepted.
+    /// Submits every prompt, and waits until its choices are accepted.
     pub async fn begin(
         app: &App,
         selected: &SelectedModel,
         scope: &str,
         prompts: Vec<Vec<u32>>,
         config: &GenerationConfig,
+        compiled: Option<CompiledGrammar>,
         response_options: ResponseOptions,
     ) -> Result<Self, ApiError> {
+        let client = app.client(scope);
         let mut choices = Vec::new();
         let mut usage = Usage::default();
         let planned = app.catalog.max_planned_tokens(&selected.served.model);
         for prompt in prompts {
-            usage.prompt += prompt.len();
-            for nth in 0..response_options.choices {
-                let mut config = config.clone();
-                // The same seed would give the same text.
-                config.sampler.seed = config.sampler.seed.wrapping_add(nth as u64);
-                let request = selected.served.request(prompt.clone()).with_config(config);
-                let mut request = request.in_scope(scope);
-                request.lookup = response_options.lookup;
-                if let Some(head) = &selected.head {
-                    request = request.with_head(head);
-                }
-                let stream = app.engine.generate(request);
-                let (prompt, counts_cached) = (prompt.len(), nth == 0);
-                choices.push(Choice { stream, first: None, is_over: false, prompt, counts_cached });
+            let length = prompt.len();
+            usage.prompt += length;
+            let request = selected.served.request(prompt).with_config(config.clone());
+            let request = request.in_scope(scope).for_client(client.clone());
+            let mut request = request.with_compiled_grammar(compiled.clone());
+            request.lookup = response_options.lookup;
+            if let Some(head) = &selected.head {
+                request = request.with_head(head);
             }
+            let streams = app.engine.generate_choices(request, response_options.choices);
+            choices.extend(streams.into_iter().enumerate().map(|(nth, stream)| Choice {
+                stream,
+                first: None,
+                is_over: false,
+                prompt: length,
+                is_first: nth == 0,
+            }));
         }
-        // Polls all choices together: a rejection must not wait for the prefill of others.
+        // Polls all prompts together: a rejection must not wait for the prefill of others. The choices of a prompt are accepted
+        // or rejected with the first.
         poll_fn(|context| {
             let mut all_known = true;
-            for choice in choices.iter_mut().filter(|choice| choice.first.is_none()) {
+            for choice in choices.iter_mut().filter(|choice| choice.is_first && choice.first.is_none()) {
                 match Pin::new(&mut choice.stream).poll_next(context) {
                     Poll::Ready(Some(Event::Failed(failure))) => {
                         return Poll::Ready(Err(pool_error(failure.error, choice.prompt, planned)));
@@ -135,7 +140,7 @@ impl Choices {
             choice.is_over = event.is_last();
             if let Event::Finished(outcome) = &event {
                 self.usage.completion += outcome.summary.tokens.len();
-                if choice.counts_cached {
+                if choice.is_first {
                     self.usage.cached += outcome.cached_tokens;
                 }
             }

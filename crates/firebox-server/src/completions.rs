@@ -84,7 +84,7 @@ async fn answer_by(
 ) -> Result<Response, ApiError> {
     let prompts = prompts(fields, "prompt")?;
     let response_options = ResponseOptions::new(fields)?;
-    response_options.check_count(prompts.len(), app.limits.max_choices)?;
+    response_options.check_count(prompts.len(), app.max_choices(scope))?;
     let lacking = [("echo", Value::Bool(false)), ("suffix", "".into()), ("best_of", 1.into())];
     fields.reject_unsupported(lacking, "is not supported; leave it out")?;
     let mut config = sampling_params::generation_config(fields, &selected.served)?;
@@ -93,8 +93,8 @@ async fn answer_by(
         config.max_tokens = Some(DEFAULT_MAX_TOKENS);
     }
     config.logprobs = fields.integer("logprobs", 0, MAX_LOGPROBS)?.map(|most| most as usize);
-    app.check_grammar(sampling_params::grammar_field(fields), config.grammar.as_ref(), &selected.served)
-        .await?;
+    let (field, grammar) = (sampling_params::grammar_field(fields), config.grammar.as_ref());
+    let compiled = app.compile_grammar(field, grammar, &selected.served, scope).await?;
     let served = selected.served.clone();
     let prompts = blocking(move || prompts.into_iter().map(|prompt| prompt.encode(&served)).collect());
     let prompts: Vec<Vec<u32>> = prompts.await?;
@@ -102,7 +102,7 @@ async fn answer_by(
         return Err(fields.error("prompt", "is empty"));
     }
     let tokenizer = selected.served.tokenizer().ok().cloned();
-    let choices = Choices::begin(app, &selected, scope, prompts, &config, response_options).await?;
+    let choices = Choices::begin(app, &selected, scope, prompts, &config, compiled, response_options).await?;
     let format = CompletionFormat {
         meta: ResponseMeta::new("cmpl", &selected.name),
         is_chat: false,

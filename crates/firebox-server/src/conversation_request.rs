@@ -54,7 +54,8 @@ impl ConversationRequest {
         };
         let grammar_field = if of_tools.is_some() { "tools" } else { self.grammar_field };
         self.config.grammar = of_tools.or(self.config.grammar);
-        app.check_grammar(grammar_field, self.config.grammar.as_ref(), &served).await?;
+        let grammar = self.config.grammar.as_ref();
+        let compiled = app.compile_grammar(grammar_field, grammar, &served, scope).await?;
         let opening = opened.then(|| syntax.opening(self.tools.single_required()).into_owned());
         let tools = self.options.tools.clone();
         let tool_calls = (tools.is_some() || syntax.is_always_marked()).then(|| ToolCallConfig {
@@ -78,8 +79,9 @@ impl ConversationRequest {
         if prompt.is_empty() {
             return Err(ApiError::field("messages", "they render to an empty prompt"));
         }
+        let (prompts, config) = (vec![prompt], &self.config);
         let choices =
-            Choices::begin(app, &self.selected, scope, vec![prompt], &self.config, response_options).await?;
+            Choices::begin(app, &self.selected, scope, prompts, config, compiled, response_options).await?;
         Ok(ConversationResponse { choices, tool_calls, tokenizer })
     }
 }

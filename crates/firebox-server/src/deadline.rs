@@ -85,7 +85,7 @@ mod tests {
             body: Some(Body::from("data: piece\n\n")),
             end: Box::pin(sleep_until(end)),
             most: Duration::from_secs(3),
-            last: DONE,
+            last: Some(DONE),
         };
         let mut context = Context::from_waker(Waker::noop());
         [(), ()].map(|()| match Pin::new(&mut body).poll_frame(&mut context) {

@@ -16,6 +16,7 @@ use crate::connection::Limits;
 use crate::credentials::{CredentialStore, Credentials};
 use crate::engine_watchers::EngineWatchers;
 use crate::error::ServerError;
+use crate::grammar_permits::GrammarPermits;
 use crate::model_spec::ModelSpec;
 use crate::router::router;
 use crate::server_config::ServerConfig;
@@ -76,6 +77,7 @@ impl EmbeddedServer {
             max_choices,
             ..Limits::default()
         };
+        let grammar_permits = GrammarPermits::new(engine.grammars().config().most_compiling);
         let app = App {
             catalog: Catalog::new(models, config.pipelines, &engine, &telemetry)?,
             engine,
@@ -84,8 +86,9 @@ impl EmbeddedServer {
                 keys: config.keys,
                 certificate: config.certificate,
             }),
+            per_key: config.per_key,
             limits,
-            grammar_permits: Arc::new(Semaphore::new(1)),
+            grammar_permits,
             encoder_permits: Arc::new(Semaphore::new(1)),
             encoder_places: Arc::new(Semaphore::new(max_choices.min(Semaphore::MAX_PERMITS))),
             body_memory: BodyMemory::new(config.max_bodies_bytes, config.max_body_bytes),

@@ -303,10 +303,13 @@ impl From<&EngineError> for ApiError {
             EngineError::Together { source } => Self::from(&**source),
             EngineError::NotOpened { source, .. } => Self { message, ..Self::from(&**source) },
             EngineError::HeadUnavailable { source, .. } => Self { message, ..Self::from(&**source) },
-            EngineError::Schedule(ScheduleError::QueueFull { .. }) => {
+            EngineError::Schedule(
+                ScheduleError::QueueFull { .. } | ScheduleError::ClientQueueFull { .. },
+            ) => {
                 let full = Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message);
                 Self { code: Some("queue_full"), ..full }
             }
+            EngineError::Stalled { .. } => Self { code: Some("stalled"), ..Self::request_timeout(&message) },
             EngineError::EngineOver => Self::stopping(),
             EngineError::EngineFailed { .. } => Self::engine_unavailable(message),
             EngineError::Late { .. } => Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", message),

@@ -10,9 +10,15 @@ use crate::allowed_origins::AllowedOrigins;
 use crate::api_keys::ApiKeys;
 use crate::credentials::CredentialSource;
 use crate::error::ServerError;
+use crate::key_share::KeyShare;
 use crate::pipeline::PipelineSpec;
 use crate::sessions::registry::SessionsConfig;
 use crate::tls::TlsCertificate;
+
+/// The default of times without progress of a client.
+const CLIENT_TIMEOUT: Duration = Duration::from_secs(30);
+/// The default time limit of a request. Long answers of slow disks take a good part of it; what takes longer is forgotten.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// Configuration of a server.
 #[derive(Debug, Clone)]
@@ -21,6 +27,8 @@ pub struct ServerConfig {
     pub address: SocketAddr,
     /// Keys that clients need.
     pub keys: ApiKeys,
+    /// What each key may have of a model, unless it has a share of its own.
+    pub per_key: KeyShare,
     /// The certificate of the server; without one, connections are not encrypted.
     pub certificate: Option<TlsCertificate>,
     /// Reads keys and certificate anew when the process receives SIGHUP.
@@ -71,11 +79,12 @@ impl Default for ServerConfig {
         Self {
             address: SocketAddr::from(([127, 0, 0, 1], 8080)),
             keys: ApiKeys::default(),
+            per_key: KeyShare::default(),
             certificate: None,
             credential_source: None,
             insecure: false,
             allowed_origins: AllowedOrigins::default(),
-            engine: EngineConfig::default(),
+            engine: EngineConfig { stall_timeout: Some(CLIENT_TIMEOUT), ..EngineConfig::default() },
             memory: None,
             pipelines: Vec::new(),
             sessions: SessionsConfig::default(),
@@ -83,8 +92,8 @@ impl Default for ServerConfig {
             max_bodies_bytes: 160 << 20,
             strict_fields: false,
             max_clients: 1024,
-            client_timeout: Duration::from_secs(30),
-            request_timeout: None,
+            client_timeout: CLIENT_TIMEOUT,
+            request_timeout: Some(REQUEST_TIMEOUT),
             shutdown_grace: Duration::from_secs(30),
         }
     }

@@ -190,10 +190,12 @@ async fn answer(request: SessionRequest, body: ParsedBody) -> Result<Response, A
     let mut config = sampling_params::generation_config(&fields, &guard.tree.served)?;
     // The session evicts turns before the context is full.
     config.context = None;
-    app.check_grammar(sampling_params::grammar_field(&fields), config.grammar.as_ref(), &guard.tree.served)
-        .await?;
-    let answer =
-        answer_stream::AnswerStream::begin(guard, &app.engine, &scope, content, config, lookup).await?;
+    let (field, grammar) = (sampling_params::grammar_field(&fields), config.grammar.as_ref());
+    let compiled = app.compile_grammar(field, grammar, &guard.tree.served, &scope).await?;
+    let mut request = guard.tree.served.request(Vec::new()).with_config(config);
+    request = request.in_scope(&scope).for_client(app.client(&scope)).with_compiled_grammar(compiled);
+    request.lookup = lookup;
+    let answer = answer_stream::AnswerStream::begin(guard, &app.engine, content, request).await?;
     if streams {
         return Ok(answer.into_response());
     }

@@ -53,7 +53,8 @@ impl TextVectors {
         let of = served.clone();
         let embedding = blocking(move || Ok(of.model.embedding(&texts, &EmbedOptions::default())?)).await?;
         let tokens = embedding.tokens();
-        let request = served.embedding_request(embedding).in_scope(scope);
+        let client = app.client(&scope);
+        let request = served.embedding_request(embedding).in_scope(scope).for_client(client);
         Ok(Self { source: Source::Engine(app.engine.generate(request)), tokens })
     }
 

@@ -14,6 +14,8 @@ mod credentials;
 mod document;
 #[path = "http/embeddings.rs"]
 mod embeddings;
+#[path = "http/fair.rs"]
+mod fair;
 #[path = "http/fields.rs"]
 mod fields;
 #[path = "http/hostile.rs"]

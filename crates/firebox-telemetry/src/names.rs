@@ -78,6 +78,10 @@ names! {
         CancelledRequests = "cancelled_requests" Count,
         /// Requests that the queue refused.
         RefusedRequests = "refused_requests" Count,
+        /// Requests that ended because their answers were not read.
+        StalledRequests = "stalled_requests" Count,
+        /// Grammars that were compiled.
+        CompiledGrammars = "compiled_grammars" Count,
         /// Requests that failed.
         FailedRequests = "failed_requests" Count,
         /// Passes through the layers.

@@ -185,6 +185,15 @@ impl File<'_> {
         Ok((entry, model.span()))
     }
 
+    /// Reads a whole number of at least `least`.
+    pub(super) fn count(&self, (key, value): Item<'_, '_>, least: u32) -> anyhow::Result<u32> {
+        let number = self.texts(value, false)?.concat().parse().ok();
+        number.filter(|number| *number >= least).ok_or_else(|| {
+            let reason = format!("{} is a whole number from {least} on", key.get_ref());
+            self.wrong(value.span(), reason)
+        })
+    }
+
     /// Reads a pipeline: its router, its specialists and its fallback.
     fn pipeline(&self, (name, value): Item<'_, '_>) -> anyhow::Result<PipelineSpec> {
         let wrong = |at: Range<usize>, reason: &str| self.wrong(at, reason.into());

@@ -1,5 +1,6 @@
 //! Tests of the configuration file and of the order of precedence between flags, environment and file.
 
+use firebox_server::KeyShare;
 use std::collections::BTreeMap;
 use std::process::Command as Process;
 
@@ -219,6 +220,9 @@ fn what_is_wrong_is_said_with_its_line_and_what_was_meant() {
         ("[[model]]\npath = \"a\"\nlazy = 1\n", &["line 3", "true or false"]),
         ("[[model]]\npath = \"a\"\nlazy = true\npinned = true\n", &["line 1", "pinned", "lazy"]),
         ("[[model]]\nname = \"a b\"\npath = \"a\"\n", &["line 2", "spaces"]),
+        ("[key]\nkey = \"a\"\n", &["line 1", "[[key]]"]),
+        ("[[key]]\nkey = \"a\"\nweight = 0\n", &["line 3", "from 1 on"]),
+        ("[[key]]\nkey = \"a\"\nruning = 1\n", &["line 3", "did you mean running?"]),
         ("pipelines = 1\n", &["line 1", "[pipelines.NAME]"]),
         ("key = 1\n", &["line 1", "[[key]]"]),
         ("[[key]]\nadmin = true\n", &["line 1", "key = \"secret\""]),
@@ -240,6 +244,18 @@ fn what_is_wrong_is_said_with_its_line_and_what_was_meant() {
             assert!(said.contains(word), "no {word:?} in {said:?}, of {text:?}");
         }
     }
+}
+
+#[test]
+fn keys_are_read_with_their_shares() {
+    let text = "[[key]]\nkey = \"a\"\nweight = 4\n[[key]]\nkey = \"b\"\nrunning = 1\nwaiting = 0\n";
+    let found = file(text).unwrap();
+    let key = |text: &str, weight, running, waiting| {
+        let share = KeyShare { weight, running, waiting };
+        ApiKey::new(text.into()).unwrap().with_share(share)
+    };
+    assert_eq!(found.keys(), [key("a", Some(4), None, None), key("b", None, Some(1), Some(0))]);
+    assert!(!format!("{found:?}").contains("\"a\""), "keys are secrets");
 }
 
 #[test]

@@ -12,10 +12,11 @@ use firebox_runtime::GenerationConfig;
 use super::models;
 use crate::clock::{Clock, WallClock};
 use crate::engine::Engine;
-use crate::engine_core::{EngineConfig, OnFailure};
+use crate::engine_core::EngineConfig;
 use crate::error::EngineError;
 use crate::event::Event;
 use crate::heartbeat::EngineHealth;
+use crate::on_failure::OnFailure;
 use crate::request::Request;
 
 /// A countdown to a panic; at rest it is far below zero.

@@ -9,7 +9,7 @@ use crate::decode::{
     Finish, GenerationConfig, LogProbabilities, OutputSnapshot, PartialOutput, PausedGeneration, Piece,
     Sampler, likeliest,
 };
-use crate::{Constraint, GrammarError, RuntimeError};
+use crate::{Charge, Constraint, GrammarError, RequestGrammar, RuntimeError};
 
 /// The output of one request: it chooses tokens from logits under a grammar, makes text of them, and finds the end. It needs
 /// neither a session nor a clock.
@@ -20,6 +20,8 @@ pub struct OutputState {
     stops: StopStrings,
     sampler: Sampler,
     constraint: Option<Constraint>,
+    /// What the budget was charged for the constraint.
+    _grammar_charge: Option<Arc<Charge>>,
     /// A buffer for the logits that the grammar permits.
     permitted: Vec<f32>,
     /// Log-probabilities of the token chosen last, if they were asked for.
@@ -36,6 +38,25 @@ impl OutputState {
     /// Begins an output. Without a tokenizer it has tokens and no text.
     pub fn new(config: GenerationConfig, tokenizer: Option<Arc<Tokenizer>>) -> Result<Self, RuntimeError> {
         let constraint = constraint(&config, tokenizer.as_ref())?;
+        Self::begin(config, tokenizer, constraint)
+    }
+
+    /// Begins an output under a grammar that is compiled already, whatever the configuration has.
+    pub fn with_grammar(
+        config: GenerationConfig,
+        tokenizer: Option<Arc<Tokenizer>>,
+        grammar: RequestGrammar,
+    ) -> Result<Self, RuntimeError> {
+        let RequestGrammar { constraint, charge } = grammar;
+        let output = Self::begin(config, tokenizer, Some(constraint))?;
+        Ok(Self { _grammar_charge: charge, ..output })
+    }
+
+    fn begin(
+        config: GenerationConfig,
+        tokenizer: Option<Arc<Tokenizer>>,
+        constraint: Option<Constraint>,
+    ) -> Result<Self, RuntimeError> {
         let detokenizer = tokenizer.as_ref().map(|tokenizer| {
             // A grammar describes all of the text, a space at its beginning included.
             if config.continues || constraint.is_some() {
@@ -51,6 +72,7 @@ impl OutputState {
             sampler: Sampler::new(config.sampler.clone())?,
             finish: constraint.as_ref().is_some_and(Constraint::ended).then_some(Finish::Stop),
             constraint,
+            _grammar_charge: None,
             permitted: Vec::new(),
             logprobs: None,
             config,
@@ -108,6 +130,7 @@ impl OutputState {
             stops: paused.stops(),
             sampler: paused.sampler()?,
             constraint,
+            _grammar_charge: None,
             permitted: Vec::new(),
             logprobs: paused.chosen_logprobs(),
             config,

@@ -7,8 +7,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use axum::response::Response;
-use firebox_engine::{Engine, Event, ResponseStream};
-use firebox_runtime::GenerationConfig;
+use firebox_engine::{Engine, Event, Request, ResponseStream};
 use futures_core::Stream;
 use serde_json::{Value, json};
 use tokio::sync::mpsc::{Receiver, Sender, channel};
@@ -41,21 +40,19 @@ pub(crate) struct AnswerStream {
 }
 
 impl AnswerStream {
-    /// Submits the question and waits until the engine accepts it.
+    /// Submits the question with a request that lacks its prompt, and waits until the engine accepts it.
     pub async fn begin(
         guard: SessionGuard,
         engine: &Engine,
-        scope: &str,
         content: String,
-        mut config: GenerationConfig,
-        lookup: Option<bool>,
+        mut request: Request,
     ) -> Result<Self, ApiError> {
         let (guard, asked) = guard.change(move |tree| tree.ask(&content)).await?;
-        config.max_tokens = Some(config.max_tokens.map_or(asked.room, |most| most.min(asked.room)));
-        let PreparedQuestion { session, prompt, asked, .. } = asked;
-        let mut request = guard.tree.served.request(prompt).with_config(config);
-        request.lookup = lookup;
-        let mut response = engine.generate(request.in_session(session).in_scope(scope));
+        let PreparedQuestion { session, prompt, asked, room, .. } = asked;
+        let most = request.config.max_tokens;
+        request.config.max_tokens = Some(most.map_or(room, |most| most.min(room)));
+        request.prompt = prompt;
+        let mut response = engine.generate(request.in_session(session));
         let first = match next(&mut response).await {
             Some(Event::Failed(failure)) => return Err(failure.error.into()),
             first => first,

@@ -1,4 +1,4 @@
-//! The state of a request, for reports.
+//! The state of a request, for those who watch an engine.
 
 use crate::sequence::RequestId;
 
