@@ -293,9 +293,9 @@ impl Batch {
         for (id, error) in failed {
             self.drop_failed(id, error, sink, result);
         }
-        let mut embeddings = Vec::new();
-        for (id, rows) in texts {
-            match self.embeddings.next_chunk(id, rows) {
+        let (mut embeddings, mut positions) = (Vec::new(), self.embeddings.positions());
+        for (id, rows) in self.embeddings.rotated(texts) {
+            match self.embeddings.next_chunk(id, rows, &mut positions) {
                 Some(Ok(chunk)) => embeddings.push(EmbeddingEntry { id, chunk }),
                 // Answers free pages when they end.
                 Some(Err(error)) if error.is_pool_exhausted() && !self.sequences.is_empty() => {}
@@ -307,6 +307,7 @@ impl Batch {
         if result.starved.is_empty() {
             self.embeddings.yields = false;
         }
+        self.embeddings.sort(&mut embeddings);
         self.begin_with(chunks, embeddings, clock, sink, result)
     }
 

@@ -70,6 +70,8 @@ pub(crate) struct RunningEmbeddings {
     requests: Vec<EmbeddingRequest>,
     /// Whether they wait because answers found no pages.
     pub yields: bool,
+    /// Counts passes that have shares of them.
+    passes: usize,
 }
 
 impl RunningEmbeddings {
@@ -133,9 +135,35 @@ impl RunningEmbeddings {
         found
     }
 
-    /// Takes `rows` tokens of a request for a pass.
-    pub fn next_chunk(&mut self, id: RequestId, rows: usize) -> Option<Result<EmbeddingChunk, EngineError>> {
-        let request = self.get_mut(id)?;
-        Some(request.embedding.next_chunk(rows).map_err(EngineError::from))
+    /// Returns the positions that one pass may begin for all of them.
+    pub fn positions(&self) -> usize {
+        self.requests.iter().map(|request| request.embedding.positions()).max().unwrap_or_default()
+    }
+
+    /// Takes `rows` tokens of a request for a pass that may begin `positions` more; nothing if these are used up.
+    pub fn next_chunk(
+        &mut self,
+        id: RequestId,
+        rows: usize,
+        positions: &mut usize,
+    ) -> Option<Result<EmbeddingChunk, EngineError>> {
+        let chunk = self.get_mut(id)?.embedding.next_chunk(rows, positions);
+        Some(chunk.map_err(EngineError::from))
+            .filter(|chunk| !matches!(chunk, Ok(chunk) if chunk.rows() == 0))
+    }
+
+    /// Returns the shares of a pass so that each request comes first in turn: positions may be used up by the first.
+    pub fn rotated(&mut self, mut shares: Vec<(RequestId, usize)>) -> Vec<(RequestId, usize)> {
+        if !shares.is_empty() {
+            let first = self.passes % shares.len();
+            shares.rotate_left(first);
+            self.passes += 1;
+        }
+        shares
+    }
+
+    /// Sorts the chunks of a pass as its inputs are.
+    pub fn sort(&self, entries: &mut [EmbeddingEntry]) {
+        entries.sort_by_key(|entry| self.requests.iter().position(|request| request.id == entry.id));
     }
 }

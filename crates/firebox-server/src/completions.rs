@@ -18,6 +18,7 @@ use crate::error::ApiError;
 use crate::extract::{Caller, JsonBody};
 use crate::json_fields::JsonFields;
 use crate::model_routing;
+use crate::prompt_length;
 use crate::response_meta::ResponseMeta;
 use crate::sampling_params::{self, ResponseOptions};
 #[cfg(test)]
@@ -42,7 +43,13 @@ pub(crate) enum Prompt {
 impl Prompt {
     pub fn encode(self, served: &ServedModel) -> Result<Vec<u32>, ApiError> {
         match self {
-            Self::Text(text) => Ok(served.tokenizer()?.encode(&text, true)?),
+            Self::Text(text) => {
+                let tokenizer = served.tokenizer()?;
+                if let Some(context) = served.context {
+                    prompt_length::check(tokenizer, &[&text], context)?;
+                }
+                Ok(tokenizer.encode(&text, true)?)
+            }
             Self::Tokens(tokens) => Ok(tokens),
         }
     }

@@ -60,6 +60,7 @@ mod model_spec;
 mod models;
 mod openapi;
 mod pipeline;
+mod prompt_length;
 mod request_fields;
 mod response_meta;
 mod responses;

@@ -13,6 +13,7 @@ use tokio::sync::Semaphore;
 
 use crate::error::ApiError;
 use crate::json_limits::check_arguments_memory;
+use crate::prompt_length;
 
 /// A model in service.
 #[derive(Debug)]
@@ -109,6 +110,11 @@ impl ServedModel {
     /// Renders a conversation to tokens, up to where the answer begins.
     pub fn prompt(&self, messages: &[Message], options: &TemplateOptions) -> Result<Vec<u32>, ApiError> {
         check_arguments_memory(messages)?;
+        if let Some(context) = self.context {
+            let texts: Vec<String> = messages.iter().map(Message::text).collect();
+            let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+            prompt_length::check(self.tokenizer()?, &texts, context)?;
+        }
         let (tokenizer, template) = (self.tokenizer()?, self.script.template());
         let told = template.messages_with_tools(messages, options.tools.as_deref().unwrap_or_default());
         let mut tokens = template.encode(tokenizer, &told, options)?;

@@ -204,28 +204,37 @@ impl Embedding {
         self.pieces.front().map_or(0, Piece::done)
     }
 
-    /// Takes the next tokens, at most `rows`, and reserves pages for them. It is shorter if pages run out, and an error if
-    /// there are none at all.
-    pub fn next_chunk(&mut self, rows: usize) -> Result<EmbeddingChunk, RuntimeError> {
-        let (mut rows, mut positions) = (rows.min(self.chunk), self.positions);
+    /// Returns the most positions of keys and values that one pass may begin, over all embeddings in it.
+    pub fn positions(&self) -> usize {
+        self.positions
+    }
+
+    /// Takes the next tokens, at most `rows`, and reserves pages for them, of `positions` that the pass has left. It is empty
+    /// or shorter if these are used up or pages run out, and an error if there are no pages at all.
+    pub fn next_chunk(&mut self, rows: usize, positions: &mut usize) -> Result<EmbeddingChunk, RuntimeError> {
+        let mut rows = rows.min(self.chunk);
+        // Texts are longer than what a pass may begin where memory is short.
+        let is_first = *positions >= self.positions;
         let mut tokens = Vec::new();
         for piece in &mut self.pieces {
             let done = piece.done();
             let count = rows.min(piece.tokens.len() - done);
             // Pages of short texts are larger than the texts.
             let more = allocated_positions(done + count) - allocated_positions(done);
-            if count == 0 || (!tokens.is_empty() && more > positions) {
+            let may_exceed = is_first && tokens.is_empty();
+            if count == 0 || (more > *positions && !may_exceed) {
                 break;
             }
             let (cache, _) =
                 piece.progress.get_or_insert_with(|| (SequenceCache::new(&self.pool), Vec::new()));
             match cache.reserve(count) {
                 Ok(()) => {}
-                Err(error) if tokens.is_empty() => return Err(error.into()),
+                Err(error) if may_exceed => return Err(error.into()),
                 Err(_) => break,
             }
             tokens.push(done..done + count);
-            (rows, positions) = (rows - count, positions.saturating_sub(more));
+            rows -= count;
+            *positions = positions.saturating_sub(more);
         }
         Ok(EmbeddingChunk { tokens })
     }
