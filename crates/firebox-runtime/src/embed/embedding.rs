@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
-use firebox_cache::{KvType, PagePool, SequenceCache, allocated_positions};
+use firebox_cache::{KvType, PAGE_TOKENS, PagePool, SequenceCache};
 use firebox_model::{Decoder, Input, ModelError, Network, Pooling, of_length_one};
 
 use super::{EmbedOptions, Framed, LONGEST, add_share, recommended, scale_to_one};
@@ -219,8 +219,9 @@ impl Embedding {
         for piece in &mut self.pieces {
             let done = piece.done();
             let count = rows.min(piece.tokens.len() - done);
-            // Pages of short texts are larger than the texts.
-            let more = allocated_positions(done + count) - allocated_positions(done);
+            // A page is charged as a whole, however short its text is.
+            let pages = (done + count).div_ceil(PAGE_TOKENS) - done.div_ceil(PAGE_TOKENS);
+            let more = pages * PAGE_TOKENS;
             let may_exceed = is_first && tokens.is_empty();
             if count == 0 || (more > *positions && !may_exceed) {
                 break;
@@ -284,6 +285,7 @@ impl Embedding {
                 vectors.push(TextVector { text: piece.text, vector });
             }
         }
+        self.free_pages();
         Ok(vectors)
     }
 
@@ -292,6 +294,14 @@ impl Embedding {
         for piece in self.pieces.iter_mut().filter(|piece| piece.progress.is_some()) {
             self.remaining += piece.done();
             piece.progress = None;
+        }
+        self.free_pages();
+    }
+
+    /// Frees pages that no piece uses, where memory has a budget: they stay charged, and would evict weights.
+    fn free_pages(&self) {
+        if self.positions < usize::MAX {
+            self.pool.shrink();
         }
     }
 
