@@ -11,18 +11,6 @@ use serde_json::{Map, Value, json};
 
 use firebox_testing::model::SyntheticModel;
 
-/// The shape of Qwen3-0.6B.
-const SHAPE: SyntheticModel = SyntheticModel {
-    layers: 28,
-    hidden: 1024,
-    inner: 3072,
-    heads: 16,
-    kv_heads: 8,
-    head_dim: 128,
-    vocab: 151_936,
-    has_normed_heads: true,
-};
-
 /// One that takes no time, and whose figures mean nothing.
 const TINY: SyntheticModel = SyntheticModel {
     layers: 8,
@@ -109,7 +97,7 @@ impl Setup {
             format!("cannot make {}; name another folder by --out", self.models().display())
         })?;
         if self.model.is_none() {
-            let made = if self.is_quick { TINY } else { SHAPE };
+            let made = if self.is_quick { TINY } else { SyntheticModel::QWEN3_0_6B };
             once(&self.plain(), |folder| {
                 made.write(folder, SEED)?;
                 fs::write(folder.join("tokenizer.json"), tokenizer(made.vocab).to_string())?;

@@ -156,7 +156,7 @@ impl GrammarCache {
             return Ok(compiled);
         }
         let compiled = CompiledGrammar::new(grammar, model, ends).or_else(|error| match error {
-            // What is kept for later makes room for what is asked for now.
+            // Cached grammars make room for the requested one.
             RuntimeError::Memory(_) if !std::mem::take(&mut *self.entries()).is_empty() => {
                 CompiledGrammar::new(grammar, model, ends)
             }

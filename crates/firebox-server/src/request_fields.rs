@@ -96,7 +96,10 @@ const CHOICES: &[Field] = &[
 ];
 
 const TOOLS: &[Field] = &[
-    told("tools", "functions; with `strict`, arguments always fit, whoever chose the call"),
+    told(
+        "tools",
+        "functions; with `strict`, arguments always fit, whether the model or the request chose the call",
+    ),
     object("tool_choice", &[field("type"), field("name"), object("function", &[field("name")])]),
     field("parallel_tool_calls"),
     told("chat_template_kwargs", "further variables of the chat template"),

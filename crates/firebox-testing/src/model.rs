@@ -31,6 +31,18 @@ pub struct SyntheticModel {
 }
 
 impl SyntheticModel {
+    /// The shape of Qwen3-0.6B.
+    pub const QWEN3_0_6B: Self = Self {
+        layers: 28,
+        hidden: 1024,
+        inner: 3072,
+        heads: 16,
+        kv_heads: 8,
+        head_dim: 128,
+        vocab: 151_936,
+        has_normed_heads: true,
+    };
+
     /// Returns a Llama of `layers` layers that takes about `bytes`.
     pub fn with_bytes(bytes: usize, layers: usize, vocab: usize) -> Self {
         let with = |hidden: usize| Self {

@@ -120,14 +120,7 @@ pub fn measure(setup: &Setup, figures: &mut Figures) -> anyhow::Result<()> {
         let run = |way| run(way, budget as u64);
         let (mapped, read, preload) = (run(Way::Mapped)?, run(Way::Read)?, run(Way::Preload)?);
         let (cold, standing) = (run(Way::Cold)?, run(Way::Standing)?);
-        for other in [&read, &preload, &cold, &standing] {
-            ensure!(
-                mapped.said == other.said,
-                "ways say different tokens: {} and {}",
-                mapped.said,
-                other.said
-            );
-        }
+        expect_same_tokens(&mapped, &[&read, &preload, &cold, &standing])?;
         // Of the two ways to load whole models the faster one, in every round.
         let in_turn = mapped.first.min(read.first);
         figures.sooner("models.first_standing", standing.first, in_turn)?;
@@ -135,14 +128,7 @@ pub fn measure(setup: &Setup, figures: &mut Figures) -> anyhow::Result<()> {
         let two = |way| trial(way, budget as u64, false);
         let (mapped, read) = (two(Way::Mapped)?, two(Way::Read)?);
         let (cold_two, standing_two) = (two(Way::Cold)?, two(Way::Standing)?);
-        for other in [&read, &cold_two, &standing_two] {
-            ensure!(
-                mapped.said == other.said,
-                "ways say different tokens: {} and {}",
-                mapped.said,
-                other.said
-            );
-        }
+        expect_same_tokens(&mapped, &[&read, &cold_two, &standing_two])?;
         let in_turn = mapped.first.min(read.first);
         figures.sooner("models.two_standing", standing_two.first, in_turn)?;
         figures.sooner("models.two_cold", cold_two.first, in_turn)?;
@@ -151,6 +137,13 @@ pub fn measure(setup: &Setup, figures: &mut Figures) -> anyhow::Result<()> {
         figures.more("models.speed_cold", cold.speed(), with_opening)?;
         let most = cold.peak.max(standing.peak) as f64;
         figures.add_pair("models.memory", 100.0 * most / budget, most / 1e6, budget / 1e6)?;
+    }
+    Ok(())
+}
+
+fn expect_same_tokens(one: &RunResult, others: &[&RunResult]) -> anyhow::Result<()> {
+    for other in others {
+        ensure!(one.said == other.said, "ways say different tokens: {} and {}", one.said, other.said);
     }
     Ok(())
 }

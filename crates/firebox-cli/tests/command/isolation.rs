@@ -1,9 +1,7 @@
 //! A soak in which one API key does the worst it may while another one asks.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::net::{SocketAddr, TcpStream};
-use std::path::Path;
-use std::process::Child;
+use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -12,19 +10,8 @@ use firebox_testing::model::SyntheticModel;
 use serde_json::{Value, json};
 
 use crate::args;
+use crate::serve::Serving;
 use crate::support::*;
-
-/// The shape of Qwen3-0.6B, with the tokenizer of the pocket model.
-const SHAPE: SyntheticModel = SyntheticModel {
-    layers: 28,
-    hidden: 1024,
-    inner: 3072,
-    heads: 16,
-    kv_heads: 8,
-    head_dim: 128,
-    vocab: 151_936,
-    has_normed_heads: true,
-};
 
 /// What the server may take.
 const MEMORY: u64 = 900 << 20;
@@ -35,34 +22,10 @@ const MOST: (f64, f64) = (3.0, 2.0);
 /// Tokens of a prompt and an answer of the key that is measured.
 const ANSWER: (usize, usize) = (24, 32);
 
-/// `firebox serve` of the model, which ends with this.
-struct Serving {
-    child: Child,
-    address: SocketAddr,
-}
-
 impl Serving {
-    fn start(model: &Path) -> Self {
-        let mut command = firebox();
-        command.args(args!["serve", model, "--port", "0", "--memory", "900M", "--name", "model"]);
-        for key in ["measured", "polite", "worst"] {
-            command.args(["--api-key", key]);
-        }
-        let mut child = command.spawn().unwrap();
-        let mut remarks = BufReader::new(child.stderr.take().unwrap());
-        let mut said = String::new();
-        while !said.contains("/v1\n") {
-            let before = said.len();
-            assert!(remarks.read_line(&mut said).unwrap() > 0, "it ended: {}", &said[..before]);
-        }
-        let address = said.split("http://").nth(1).unwrap().split('/').next().unwrap().parse().unwrap();
-        thread::spawn(move || std::io::copy(&mut remarks, &mut std::io::stderr()));
-        Self { child, address }
-    }
-
     /// Sends a request and returns the connection.
-    fn send(&self, key: &str, path: &str, body: &str) -> std::io::Result<TcpStream> {
-        let mut stream = TcpStream::connect(self.address)?;
+    fn send_as(&self, key: &str, path: &str, body: &str) -> std::io::Result<TcpStream> {
+        let mut stream = TcpStream::connect(&self.address)?;
         stream.set_read_timeout(Some(Duration::from_secs(120)))?;
         stream.set_write_timeout(Some(Duration::from_secs(30)))?;
         let head = format!(
@@ -73,20 +36,6 @@ impl Serving {
         stream.write_all(head.as_bytes())?;
         stream.write_all(body.as_bytes())?;
         Ok(stream)
-    }
-
-    /// Returns the most memory that the process has taken, in bytes.
-    fn peak(&self) -> u64 {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
-        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
-        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
-    }
-}
-
-impl Drop for Serving {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 
@@ -110,7 +59,7 @@ impl Times {
                 "stream": true,
             });
             let asked = Instant::now();
-            let stream = server.send("measured", "/v1/completions", &body.to_string()).unwrap();
+            let stream = server.send_as("measured", "/v1/completions", &body.to_string()).unwrap();
             let mut lines = BufReader::new(stream).lines();
             let status = lines.next().unwrap().unwrap();
             assert!(status.starts_with("HTTP/1.1 200"), "{status}");
@@ -171,7 +120,7 @@ fn attack(server: &Serving, which: usize, ends: &AtomicBool) {
         _ => ("/v1/completions", answer(json!({"prompt": "word ".repeat((8 << 20) / 5 - 100)})), false),
     };
     while !ends.load(Ordering::Relaxed) {
-        let Ok(mut stream) = server.send("worst", path, &body) else {
+        let Ok(mut stream) = server.send_as("worst", path, &body) else {
             thread::sleep(Duration::from_millis(50));
             continue;
         };
@@ -191,12 +140,12 @@ fn attack(server: &Serving, which: usize, ends: &AtomicBool) {
 
 /// Opens connections that say nothing, again and again.
 fn occupy(server: &Serving, ends: &AtomicBool) {
-    let mut held = Vec::new();
+    let (mut held, address) = (Vec::new(), server.address.parse().unwrap());
     while !ends.load(Ordering::Relaxed) {
         if held.len() == 1024 {
             held.drain(..256);
         }
-        match TcpStream::connect_timeout(&server.address, Duration::from_millis(200)) {
+        match TcpStream::connect_timeout(&address, Duration::from_millis(200)) {
             Ok(stream) => held.push(stream),
             Err(_) => thread::sleep(Duration::from_millis(10)),
         }
@@ -209,7 +158,7 @@ fn the_worst_of_one_key_is_little_to_another() {
     let seconds = std::env::var("FIREBOX_ISOLATION_SECONDS").map_or(120, |text| text.parse().unwrap());
     let folder = tempfile::tempdir().unwrap();
     let (plain, model) = (folder.path().join("plain"), folder.path().join("model"));
-    SHAPE.write(&plain, 7).unwrap();
+    SyntheticModel::QWEN3_0_6B.write(&plain, 7).unwrap();
     for name in ["tokenizer.json", "tokenizer_config.json"] {
         let pocket = fixture("../../assets/pocket").join(name);
         if pocket.exists() {
@@ -218,7 +167,11 @@ fn the_worst_of_one_key_is_little_to_another() {
     }
     firebox_with(args!["import", &plain, &model, "--quantize", "q4"]).ends_with(0);
     std::fs::remove_dir_all(&plain).unwrap();
-    let server = Serving::start(&model);
+    let mut options = vec!["model", "--name", "model", "--memory", "900M"];
+    for key in ["measured", "polite", "worst"] {
+        options.extend(["--api-key", key]);
+    }
+    let server = Serving::start(folder.path(), &options);
     // Weights are read and buffers grow.
     Times::measure(&server, Duration::from_secs(5));
 
@@ -227,7 +180,7 @@ fn the_worst_of_one_key_is_little_to_another() {
         scope.spawn(|| {
             while !ends.load(Ordering::Relaxed) {
                 let body = json!({"model": "model", "prompt": "w", "max_tokens": 64, "ignore_eos": true});
-                let mut stream = server.send("polite", "/v1/completions", &body.to_string()).unwrap();
+                let mut stream = server.send_as("polite", "/v1/completions", &body.to_string()).unwrap();
                 stream.read_to_end(&mut Vec::new()).unwrap();
             }
         });

@@ -47,13 +47,13 @@ fn alone(model: &Path, prompt: &[usize], most: usize) -> Vec<u64> {
 }
 
 /// `firebox serve`, which ends with this.
-struct Serving {
+pub struct Serving {
     child: Child,
-    address: String,
+    pub address: String,
 }
 
 impl Serving {
-    fn start(folder: &Path, more: &[&str]) -> Self {
+    pub fn start(folder: &Path, more: &[&str]) -> Self {
         let mut child =
             firebox().current_dir(folder).args(["serve", "--port", "0"]).args(more).spawn().unwrap();
         let mut remarks = BufReader::new(child.stderr.take().unwrap());
@@ -102,7 +102,7 @@ impl Serving {
 
     /// The most that the process has had in memory.
     #[cfg(target_os = "linux")]
-    fn peak(&self) -> u64 {
+    pub fn peak(&self) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
         line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
