@@ -2,7 +2,7 @@
 
 use crate::embedding_request::RunningEmbeddings;
 use crate::prefill_chunks::{PrefillBudget, Prompt, prefill_chunks};
-use crate::prefill_pacer::{PrefillPacer, Work};
+use crate::prefill_pacer::{PrefillPacer, WORTH_READING, Work};
 use crate::sequence::{Need, RequestId, Sequence};
 
 /// How many tokens of every sequence a pass takes, and how many of each embedding.
@@ -52,7 +52,9 @@ impl PassChunks {
         prompts.sort_by_key(|(id, ..)| *id);
         let shares: Vec<Prompt> = prompts.iter().map(|(.., prompt)| *prompt).collect();
         let decoding = sequences.iter().any(|one| !one.held && one.need() == Need::Decode);
-        let budget = budget(needs, &shares, decoding, pacer, layers).at_most(limit);
+        let answers = prompts.iter().filter(|(_, share, _)| matches!(share, Share::Sequence(_)));
+        let rows = rows_around(answers.map(|(.., prompt)| prompt.tokens));
+        let budget = budget(needs, &shares, decoding, rows, pacer, layers).at_most(limit);
         let mut texts = Vec::new();
         for ((id, share, _), tokens) in prompts.into_iter().zip(prefill_chunks(budget, &shares)) {
             match share {
@@ -63,6 +65,15 @@ impl PassChunks {
         }
         Self { lengths, texts }
     }
+}
+
+/// Returns the most rows of a pass beside others, given the lengths of the prompts that wait for an answer: twice those of the
+/// short ones, which have half of the rows or more. A pass that ends a short prompt ends soon.
+fn rows_around(answers: impl Iterator<Item = usize> + Clone) -> usize {
+    let Some(shortest) = answers.clone().min() else { return usize::MAX };
+    let short = shortest.max(WORTH_READING as usize);
+    let rows: usize = answers.filter(|tokens| *tokens <= short).sum();
+    (2 * rows).max(WORTH_READING as usize)
 }
 
 /// What a share of a pass's rows is for.
@@ -79,16 +90,32 @@ fn budget(
     needs: &[Need],
     prompts: &[Prompt],
     decoding: bool,
+    rows: usize,
     pacer: &PrefillPacer,
     layers: usize,
 ) -> PrefillBudget {
     let row = prompts.iter().map(|prompt| prompt.row).fold(0.0, f64::max);
     match needs {
         // With several prompts, one may begin to decode while the pass of the others goes on.
-        [Need::Prefill] if decoding || prompts.len() > 1 => pacer.beside(row),
+        [Need::Prefill] if decoding || prompts.len() > 1 => pacer.beside(layers, row).at_most(rows),
         [Need::Prefill] => pacer.alone(layers, row),
         // Weights that are streamed are read once for the whole pass.
         _ if decoding => pacer.joint(layers),
         _ => PrefillBudget::ALL,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pass_is_no_longer_than_its_shortest_prompts_need() {
+        let rows = |answers: &[usize]| rows_around(answers.iter().copied());
+        assert_eq!(rows(&[]), usize::MAX, "texts alone make full passes");
+        assert_eq!(rows(&[1]), 32);
+        assert_eq!(rows(&[24, 4000]), 48);
+        assert_eq!(rows(&[24, 4000, 30, 5]), 118, "all short ones fit in half of it");
+        assert_eq!(rows(&[4000, 900]), 1800);
     }
 }

@@ -15,11 +15,11 @@ const SHARE: f64 = 0.5;
 /// [`SHARE`] for when that would be few rows: deep in a prompt, most of a layer's time goes into reading the keys of
 /// all earlier tokens, however few rows they are read for.
 const LARGEST_SHARE: f64 = 0.65;
-/// Approximate seconds that a prefill pass takes when nothing decodes. A new request waits for the end of the pass, and
-/// other models for the end of a layer. Longer passes are hardly faster per row.
+/// Approximate seconds that a prefill pass computes for. A new request waits for the end of the pass, and of the decode steps
+/// between its layers; other models wait for the end of a layer. Longer passes are hardly faster per row.
 const PASS: f64 = 0.4;
 /// Rows that make reading the weights and keys of a layer worth it; the limits on time are raised to allow as many.
-const WORTH_READING: f64 = 32.0;
+pub(crate) const WORTH_READING: f64 = 32.0;
 /// Passes that decode and prefill after which one only decodes, so that its time is known.
 const JOINT_PASSES: usize = 16;
 /// Number of attended positions that is assumed to cost as much as the weights of a layer for a row, until measured.
@@ -152,9 +152,14 @@ impl PrefillPacer {
     /// seconds that a layer takes per row.
     pub fn alone(&self, layers: usize, row: f64) -> PrefillBudget {
         match self.layer {
-            Some(_) => PrefillBudget::seconds((PASS / layers.max(1) as f64).max(WORTH_READING * row)),
+            Some(_) => PrefillBudget::seconds(self.layer_of_pass(layers, row)),
             None => PrefillBudget::ALL,
         }
+    }
+
+    /// Returns the seconds that a layer of a pass may take.
+    fn layer_of_pass(&self, layers: usize, row: f64) -> f64 {
+        (PASS / layers.max(1) as f64).max(WORTH_READING * row)
     }
 
     /// Returns how much of the prompts goes through `layers` layers in a pass that decodes as well: it may take as long again
@@ -165,11 +170,12 @@ impl PrefillPacer {
         PrefillBudget { rows, seconds }
     }
 
-    /// Returns how much of the prompts goes through a layer together beside decoding, or beside each other.
-    pub fn beside(&self, row: f64) -> PrefillBudget {
+    /// Returns how much of the prompts goes through `layers` layers together beside decoding, or beside each other.
+    pub fn beside(&self, layers: usize, row: f64) -> PrefillBudget {
         match (self.step, self.layer) {
             (Some(step), Some(_)) => {
-                PrefillBudget::seconds((step * SHARE).max((step * LARGEST_SHARE).min(WORTH_READING * row)))
+                let of_step = (step * SHARE).max((step * LARGEST_SHARE).min(WORTH_READING * row));
+                PrefillBudget::seconds(of_step.min(self.layer_of_pass(layers, row)))
             }
             _ => PrefillBudget { rows: FIRST_ROWS, ..PrefillBudget::ALL },
         }
@@ -192,7 +198,7 @@ mod tests {
             ms = took[0] + took[1] * work.rows + took[2] * work.attended;
             pacer.record_layer(Need::Prefill, work, Duration::from_secs_f64(ms / 1e3));
             let row = pacer.layer_seconds(Work::new(1, before));
-            rows = ((pacer.beside(row).seconds / row) as usize).max(1);
+            rows = ((pacer.beside(10, row).seconds / row) as usize).max(1);
         }
         (pacer, rows, ms)
     }
@@ -255,6 +261,21 @@ mod tests {
                 pacer.record_layer(Need::Prefill, work, Duration::from_secs_f64(ms / 1e3));
             }
         }
+    }
+
+    #[test]
+    fn a_pass_beside_slow_steps_is_no_longer_than_one_alone() {
+        let (layers, row) = (28, 0.000_1);
+        let mut pacer = PrefillPacer::default();
+        pacer.record_layer(Need::Prefill, Work::new(100, 0), Duration::from_millis(10));
+        pacer.record_pass(Need::Decode, Duration::from_millis(200));
+        let (beside, alone) = (pacer.beside(layers, row).seconds, pacer.alone(layers, row).seconds);
+        assert!(
+            beside <= alone && (0.39..0.41).contains(&(beside * layers as f64)),
+            "{beside} of {alone} s a layer"
+        );
+        pacer.record_layer(Need::Prefill, Work::new(100, 0), Duration::from_millis(10));
+        assert!(pacer.may_prefill(Some(Work::new(100, 0))), "several layers between two steps");
     }
 
     #[test]

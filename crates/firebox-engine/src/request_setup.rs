@@ -6,6 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use burn::tensor::Device;
+use firebox_memory::process::lower_thread_priority;
 use firebox_runtime::decode::OutputState;
 use firebox_runtime::heads::HeadPool;
 use firebox_runtime::session::FetchedHead;
@@ -206,6 +207,9 @@ impl SetupTask {
         let (done, prepared) = channel();
         let ((sender, receiver), done_here) = (channel(), done.clone());
         let on_thread = move || {
+            if permit.is_some() {
+                lower_thread_priority();
+            }
             let _permit = permit;
             if let Ok(task) = receiver.recv() {
                 let task: Self = task;

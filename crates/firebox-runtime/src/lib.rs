@@ -47,8 +47,8 @@ pub use firebox_grammar::{Constraint, Grammar, GrammarError};
 pub use firebox_kernels::{Cores, CoresError, instructions};
 use firebox_memory::process as memory;
 pub use firebox_memory::process::{
-    anonymous_bytes, mapped_file_bytes, peak_resident_bytes, physical_bytes, resident_bytes,
-    set_release_to_os,
+    anonymous_bytes, lower_thread_priority, mapped_file_bytes, peak_resident_bytes, physical_bytes,
+    resident_bytes, set_release_to_os,
 };
 pub use firebox_memory::{
     Account, Budget, Charge, MajorPageFaults, MemoryError, PageFaults, governor, human_bytes, parse_bytes,

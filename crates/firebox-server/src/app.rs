@@ -10,6 +10,7 @@ use firebox_runtime::{CompiledGrammar, Grammar};
 use tokio::sync::Semaphore;
 
 use crate::allowed_origins::AllowedOrigins;
+use crate::background_work::BackgroundWork;
 use crate::blocking::blocking;
 use crate::body_memory::BodyMemory;
 use crate::catalog::Catalog;
@@ -17,11 +18,13 @@ use crate::connection::Limits;
 use crate::credentials::CredentialStore;
 use crate::engine_watchers::EngineWatchers;
 use crate::error::ApiError;
-use crate::grammar_permits::GrammarPermits;
 use crate::key_share::KeyShare;
 use crate::served_model::ServedModel;
 use crate::sessions::registry::SessionRegistry;
 use crate::stop_handle::StopHandle;
+
+/// Bytes of text from which on parsing and tokenizing are work for the background: tens of milliseconds.
+pub(crate) const LONG_TEXT: usize = 64 << 10;
 
 /// State shared by all request handlers.
 #[derive(Debug)]
@@ -35,7 +38,9 @@ pub(crate) struct App {
     pub limits: Limits,
     /// Grammars are compiled outside the engine, few at a time, so that a costly one delays only other
     /// grammars.
-    pub grammar_permits: GrammarPermits,
+    pub grammar_work: BackgroundWork,
+    /// Long bodies are parsed, and long texts tokenized, one at a time.
+    pub text_work: BackgroundWork,
     /// Encoders, whose weights no chat uses, compute outside the engine, one batch of one request at a time.
     pub encoder_permits: Arc<Semaphore>,
     /// The requests to encoders that may run and wait at once.
@@ -76,14 +81,22 @@ impl App {
         if let Some(compiled) = grammars.get(&grammar, &model, &ends) {
             return Ok(Some(compiled));
         }
-        let permit = self.grammar_permits.acquire(scope).await?;
-        let compile = move || {
-            // One that was begun goes on without its client, and keeps the permit.
-            let _permit = permit;
-            Ok(grammars.compile(&grammar, &model, &ends)?)
-        };
-        let compiled = blocking(compile).await.map_err(|error| error.with_grammar_field(field))?;
-        Ok(Some(compiled))
+        let compile = move || Ok(grammars.compile(&grammar, &model, &ends)?);
+        let compiled = self.grammar_work.run(scope, compile).await;
+        Ok(Some(compiled.map_err(|error| error.with_grammar_field(field))?))
+    }
+
+    /// Runs work over so many bytes of text for a key: outside the async runtime, and in the background where the text is long.
+    pub async fn over_text<R: Send + 'static>(
+        &self,
+        scope: &str,
+        bytes: usize,
+        work: impl FnOnce() -> Result<R, ApiError> + Send + 'static,
+    ) -> Result<R, ApiError> {
+        match bytes < LONG_TEXT {
+            true => blocking(work).await,
+            false => self.text_work.run(scope, work).await,
+        }
     }
 
     /// Returns the client that requests in a scope are of.

@@ -26,7 +26,8 @@ async fn run(work: Box<dyn FnOnce() + Send>) -> Result<(), ApiError> {
     tokio::task::spawn_blocking(work).await.map_err(|_| failed())
 }
 
-fn failed() -> ApiError {
+/// Returns the error of work that panicked.
+pub(crate) fn failed() -> ApiError {
     ApiError::internal("the request failed; see the server's log")
 }
 

@@ -9,7 +9,6 @@ use axum::routing;
 use serde_json::Value;
 
 use crate::app::{App, Routes};
-use crate::blocking::blocking;
 use crate::body_memory::ParsedBody;
 use crate::catalog::SelectedModel;
 use crate::choices::Choices;
@@ -41,6 +40,14 @@ pub(crate) enum Prompt {
 }
 
 impl Prompt {
+    /// Returns the length of its text.
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Text(text) => text.len(),
+            Self::Tokens(_) => 0,
+        }
+    }
+
     pub fn encode(self, served: &ServedModel) -> Result<Vec<u32>, ApiError> {
         match self {
             Self::Text(text) => {
@@ -103,8 +110,9 @@ async fn answer_by(
     let (field, grammar) = (sampling_params::grammar_field(fields), config.grammar.as_ref());
     let compiled = app.compile_grammar(field, grammar, &selected.served, scope).await?;
     let served = selected.served.clone();
-    let prompts = blocking(move || prompts.into_iter().map(|prompt| prompt.encode(&served)).collect());
-    let prompts: Vec<Vec<u32>> = prompts.await?;
+    let bytes = prompts.iter().map(Prompt::bytes).sum();
+    let encode = move || prompts.into_iter().map(|prompt| prompt.encode(&served)).collect();
+    let prompts: Vec<Vec<u32>> = app.over_text(scope, bytes, encode).await?;
     if prompts.iter().any(Vec::is_empty) {
         return Err(fields.error("prompt", "is empty"));
     }

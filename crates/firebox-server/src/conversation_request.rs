@@ -7,7 +7,6 @@ use firebox_text::{Message, TemplateOptions, Tokenizer};
 
 use crate::answer_grammar::answer_grammar;
 use crate::app::App;
-use crate::blocking::blocking;
 use crate::catalog::SelectedModel;
 use crate::choices::Choices;
 use crate::error::ApiError;
@@ -66,7 +65,8 @@ impl ConversationRequest {
         });
         let tokenizer = served.tokenizer()?.clone();
         let (messages, options) = (self.messages, self.options);
-        let prompt = blocking(move || {
+        let bytes = messages.iter().map(|message| message.text().len()).sum();
+        let encode = move || {
             let mut prompt = served.prompt(&messages, &options)?;
             if let Some(opening) = opening
                 && !prompt.is_empty()
@@ -74,8 +74,8 @@ impl ConversationRequest {
                 prompt.extend(served.tokenizer()?.encode(&opening, false)?);
             }
             Ok(prompt)
-        })
-        .await?;
+        };
+        let prompt = app.over_text(scope, bytes, encode).await?;
         if prompt.is_empty() {
             return Err(ApiError::field("messages", "they render to an empty prompt"));
         }

@@ -10,13 +10,13 @@ use firebox_runtime::telemetry::Telemetry;
 use tokio::sync::Semaphore;
 
 use crate::app::App;
+use crate::background_work::BackgroundWork;
 use crate::body_memory::BodyMemory;
 use crate::catalog::Catalog;
 use crate::connection::Limits;
 use crate::credentials::{CredentialStore, Credentials};
 use crate::engine_watchers::EngineWatchers;
 use crate::error::ServerError;
-use crate::grammar_permits::GrammarPermits;
 use crate::model_spec::ModelSpec;
 use crate::router::router;
 use crate::server_config::ServerConfig;
@@ -77,7 +77,7 @@ impl EmbeddedServer {
             max_choices,
             ..Limits::default()
         };
-        let grammar_permits = GrammarPermits::new(engine.grammars().config().most_compiling);
+        let grammar_work = BackgroundWork::new(engine.grammars().config().most_compiling);
         let app = App {
             catalog: Catalog::new(models, config.pipelines, &engine, &telemetry)?,
             engine,
@@ -88,7 +88,8 @@ impl EmbeddedServer {
             }),
             per_key: config.per_key,
             limits,
-            grammar_permits,
+            grammar_work,
+            text_work: BackgroundWork::new(1),
             encoder_permits: Arc::new(Semaphore::new(1)),
             encoder_places: Arc::new(Semaphore::new(max_choices.min(Semaphore::MAX_PERMITS))),
             body_memory: BodyMemory::new(config.max_bodies_bytes, config.max_body_bytes),

@@ -126,7 +126,7 @@ pub(crate) async fn rerank(
     let documents = Arc::new(documents);
     let (tokens, mut ranked) = match selected.served.context {
         Some(_) => by_cosine(&app, &selected, scope, query, &documents).await?,
-        None => by_encoder(&app, &selected, query, &documents).await?,
+        None => by_encoder(&app, &scope, &selected, query, &documents).await?,
     };
     ranked.sort_by(|one, other| other.1.total_cmp(&one.1).then(one.0.cmp(&other.0)));
     let results = ranked.iter().take(most).map(|&(document, score)| {
@@ -171,13 +171,15 @@ async fn by_cosine(
 /// Scores documents by an encoder, batch by batch, and returns the tokens of all with the scores.
 async fn by_encoder(
     app: &Arc<App>,
+    scope: &str,
     SelectedModel { served, .. }: &SelectedModel,
     query: String,
     documents: &Arc<Vec<String>>,
 ) -> Result<(usize, Vec<(usize, f32)>), ApiError> {
     let _place = encoder_place(app)?;
-    let asked: usize = lengths(served.tokenizer()?, &Arc::new(vec![query.clone()])).await?.iter().sum();
-    let lengths = lengths(served.tokenizer()?, documents).await?;
+    let asked: usize =
+        lengths(app, scope, served.tokenizer()?, &Arc::new(vec![query.clone()])).await?.iter().sum();
+    let lengths = lengths(app, scope, served.tokenizer()?, documents).await?;
     let tokens = asked + lengths.iter().sum::<usize>();
     // A cross-encoder reads the query with each document; other models read it once a batch.
     let is_cross = served.model.encoder().is_ok_and(|encoder| encoder.labels().is_some());

@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio::time::timeout;
 
-use crate::app::App;
+use crate::app::{App, LONG_TEXT};
 use crate::body_memory::{BodyCharge, ParsedBody};
 use crate::error::ApiError;
 use crate::json_limits::check_memory;
@@ -49,17 +49,25 @@ impl FromRequest<Arc<App>> for JsonBody {
     async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, ApiError> {
         let endpoint = Endpoint::at(request.uri().path());
         let ignored = request.extensions().get::<IgnoredFields>().cloned();
-        let scope = request.extensions().get().map_or("", |Caller(scope)| scope);
-        let mut charge = app.body_memory.begin(scope);
+        let scope = request.extensions().get().map_or_else(String::new, |Caller(scope)| scope.clone());
+        let mut charge = app.body_memory.begin(&scope);
         let read = read(request.into_body(), app.limits.body, &mut charge);
         let bytes = timeout(app.limits.body_timeout, read).await;
         let bytes =
             bytes.unwrap_or_else(|_| Err(ApiError::request_timeout("the body did not come in time")))?;
-        let values = check_memory(&bytes, app.limits.body)?;
-        charge.grow(values + bytes.len())?;
-        let value: Value = serde_json::from_slice(&bytes)
-            .map_err(|error| ApiError::invalid(format!("the body is not JSON: {error}")))?;
-        charge.shrink(bytes.len());
+        let (most, length) = (app.limits.body, bytes.len());
+        let parse = move || {
+            let values = check_memory(&bytes, most)?;
+            charge.grow(values + bytes.len())?;
+            let value: Value = serde_json::from_slice(&bytes)
+                .map_err(|error| ApiError::invalid(format!("the body is not JSON: {error}")))?;
+            charge.shrink(bytes.len());
+            Ok((value, charge))
+        };
+        let (value, charge) = match length < LONG_TEXT {
+            true => parse()?,
+            false => app.text_work.run(&scope, parse).await?,
+        };
         if let (Some(ignored), Some(names)) =
             (ignored, endpoint.and_then(|endpoint| endpoint.ignored(&value)))
         {

@@ -11,6 +11,14 @@ const BYTES_PER_TOKEN: usize = 8;
 /// Bytes that are tokenized at once to count tokens. A cut adds a few tokens at most.
 const PIECE: usize = 16 << 10;
 
+/// Tokens that a single text may have beside a prompt, whatever the context is: texts to count or to embed may be longer than that.
+const LONGEST_TEXT: usize = 128 << 10;
+
+/// Refuses a text to be tokenized for its own sake that has far more tokens than the context and than texts that people have.
+pub(crate) fn check_text(tokenizer: &Tokenizer, text: &str, context: Option<usize>) -> Result<(), ApiError> {
+    check(tokenizer, &[text], context.unwrap_or_default().max(LONGEST_TEXT))
+}
+
 /// Refuses texts that have more than twice as many tokens as the context. They are counted piece by piece, and no further than
 /// that.
 pub(crate) fn check(tokenizer: &Tokenizer, texts: &[&str], context: usize) -> Result<(), ApiError> {

@@ -16,6 +16,7 @@ use crate::app::App;
 use crate::blocking::{blocking, with_permit};
 use crate::catalog::SelectedModel;
 use crate::error::ApiError;
+use crate::prompt_length;
 use crate::served_model::ServedModel;
 
 /// Tokens of a batch of an encoder, after which another request may run. As many as one forward pass takes.
@@ -48,10 +49,15 @@ impl TextVectors {
     ) -> Result<Self, ApiError> {
         let served = selected.served.clone();
         if served.context.is_none() {
-            return Self::begin_encoder(app, served, texts).await;
+            return Self::begin_encoder(app, served, &scope, texts).await;
         }
         let of = served.clone();
-        let embedding = blocking(move || Ok(of.model.embedding(&texts, &EmbedOptions::default())?)).await?;
+        let bytes = texts.iter().map(String::len).sum();
+        let embed = move || {
+            check_each(of.tokenizer()?, &texts, of.context)?;
+            Ok(of.model.embedding(&texts, &EmbedOptions::default())?)
+        };
+        let embedding = app.over_text(&scope, bytes, embed).await?;
         let tokens = embedding.tokens();
         let client = app.client(&scope);
         let request = served.embedding_request(embedding).in_scope(scope).for_client(client);
@@ -61,11 +67,12 @@ impl TextVectors {
     async fn begin_encoder(
         app: &Arc<App>,
         served: Arc<ServedModel>,
+        scope: &str,
         texts: Vec<String>,
     ) -> Result<Self, ApiError> {
         let place = encoder_place(app)?;
         let texts = Arc::new(texts);
-        let lengths = lengths(served.tokenizer()?, &texts).await?;
+        let lengths = lengths(app, scope, served.tokenizer()?, &texts).await?;
         let tokens = lengths.iter().sum();
         let held = HELD_BATCHES * texts.len().min(BATCH_TOKENS) * served.model.embedding_width();
         let model = served.model.clone();
@@ -147,12 +154,23 @@ async fn sent(
 
 /// Returns the length of each text in tokens.
 pub(crate) async fn lengths(
+    app: &App,
+    scope: &str,
     tokenizer: &Arc<Tokenizer>,
     texts: &Arc<Vec<String>>,
 ) -> Result<Vec<usize>, ApiError> {
+    let bytes = texts.iter().map(String::len).sum();
     let (tokenizer, texts) = (tokenizer.clone(), texts.clone());
-    let of = move |text: &String| Ok(tokenizer.encode_literal(text, true)?.len());
-    blocking(move || texts.iter().map(of).collect()).await
+    let measure = move || {
+        check_each(&tokenizer, &texts, None)?;
+        texts.iter().map(|text| Ok(tokenizer.encode_literal(text, true)?.len())).collect()
+    };
+    app.over_text(scope, bytes, measure).await
+}
+
+/// Refuses texts of which one is far too long.
+fn check_each(tokenizer: &Tokenizer, texts: &[String], context: Option<usize>) -> Result<(), ApiError> {
+    texts.iter().try_for_each(|text| prompt_length::check_text(tokenizer, text, context))
 }
 
 /// Splits texts into consecutive batches.

@@ -12,8 +12,9 @@ use crate::app::{App, Routes};
 use crate::blocking::blocking;
 use crate::chat;
 use crate::error::ApiError;
-use crate::extract::JsonBody;
+use crate::extract::{Caller, JsonBody};
 use crate::json_fields::JsonFields;
+use crate::prompt_length;
 #[cfg(test)]
 use crate::schema::{DetokenizeRequest, Detokenized, TokenizeRequest, Tokens};
 use crate::tools::Tools;
@@ -32,6 +33,7 @@ pub(crate) fn routes() -> Routes {
 ))]
 pub(crate) async fn tokenize(
     State(app): State<Arc<App>>,
+    Caller(scope): Caller,
     JsonBody(body): JsonBody,
 ) -> Result<Json<Value>, ApiError> {
     let fields = JsonFields::new(&body)?;
@@ -39,13 +41,20 @@ pub(crate) async fn tokenize(
     let context = served.context;
     let tokens = if fields.get("messages").is_some() {
         let (messages, options) = (chat::messages(&fields)?, chat::options(&fields, &Tools::new(&fields)?)?);
-        blocking(move || served.prompt(&messages, &options)).await?
+        let bytes = messages.iter().map(|message| message.text().len()).sum();
+        app.over_text(&scope, bytes, move || served.prompt(&messages, &options)).await?
     } else {
         // Clients use both names.
         let field = if fields.get("content").is_some() { "content" } else { "prompt" };
         let text = fields.required_string(field)?.to_owned();
+        let bytes = text.len();
         let special = fields.boolean("add_special_tokens")?.unwrap_or(true);
-        blocking(move || Ok(served.tokenizer()?.encode(&text, special)?)).await?
+        let encode = move || {
+            let tokenizer = served.tokenizer()?;
+            prompt_length::check_text(tokenizer, &text, context)?;
+            Ok(tokenizer.encode(&text, special)?)
+        };
+        app.over_text(&scope, bytes, encode).await?
     };
     Ok(Json(json!({ "count": tokens.len(), "max_model_len": context, "tokens": tokens })))
 }
