@@ -134,6 +134,7 @@ fn of_runtime(error: &RuntimeError) -> Option<u8> {
         RuntimeError::Constraint(_)
         | RuntimeError::Setting { .. }
         | RuntimeError::Device { .. }
+        | RuntimeError::DeviceMissing { .. }
         | RuntimeError::DraftVocabulary { .. } => Some(USAGE),
         RuntimeError::Cancelled => Some(INTERRUPTED),
         RuntimeError::Model(error) => of_model(error),

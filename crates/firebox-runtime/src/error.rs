@@ -71,6 +71,14 @@ pub enum RuntimeError {
         /// What there is.
         available: Vec<&'static str>,
     },
+    /// The build could compute on such a device, and the machine lacks something.
+    #[error("device {name:?} cannot be used: {reason}")]
+    DeviceMissing {
+        /// What was asked for.
+        name: String,
+        /// What is missing, and what to do about it.
+        reason: String,
+    },
     /// The results of the device could not be read.
     #[error("the device failed: {reason}")]
     Readback {

@@ -4,7 +4,10 @@ use burn::tensor::Device;
 
 use crate::RuntimeError;
 
-/// Lists the devices that this build can compute on, by the names that [`device`] takes.
+#[cfg(feature = "cuda")]
+mod cuda;
+
+/// Lists the devices that this build can compute on here, by the names that [`device`] takes.
 pub fn available_devices() -> Vec<&'static str> {
     let mut names = vec!["cpu"];
     if cfg!(feature = "ndarray") {
@@ -13,7 +16,8 @@ pub fn available_devices() -> Vec<&'static str> {
     if cfg!(feature = "wgpu") {
         names.push("wgpu");
     }
-    if cfg!(feature = "cuda") {
+    #[cfg(feature = "cuda")]
+    if cuda::check(0).is_ok() {
         names.push("cuda");
     }
     names
@@ -37,7 +41,11 @@ pub fn device(name: &str) -> Result<Device, RuntimeError> {
         #[cfg(feature = "wgpu")]
         ("wgpu", Some(index)) => Ok(Device::wgpu(burn::tensor::DeviceKind::DiscreteGpu(index))),
         #[cfg(feature = "cuda")]
-        ("cuda", index) => Ok(Device::cuda(index.unwrap_or(0))),
+        ("cuda", index) => {
+            let index = index.unwrap_or(0);
+            cuda::check(index).map_err(|reason| RuntimeError::DeviceMissing { name: name.into(), reason })?;
+            Ok(Device::cuda(index))
+        }
         _ => Err(unavailable()),
     }
 }
