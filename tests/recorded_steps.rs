@@ -10,7 +10,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use firebox::{KvType, Model, PagePool, device};
 use firebox_cache::SequenceCache;
 use firebox_kernels::launches;
-use firebox_model::{Decoder, Input, LogitRows, Pass};
+use firebox_kernels::likeliest::reference;
+use firebox_model::{Decoder, Head, HeadForm, Input, LogitRows, Pass};
+use firebox_store::{Checkpoint, StoreError, TensorInfo, Tensors, Weight};
 
 /// Launches of a replayed step: the copy of its logits.
 const REPLAYED: usize = 1;
@@ -69,6 +71,11 @@ impl Pair {
 /// Takes a decode step of several sequences both ways, compares the bits of all logits, and returns how many kernels were
 /// launched where a replay was possible.
 fn step(decoder: &Decoder, pairs: &mut [Pair]) -> usize {
+    step_with(decoder, pairs, None)
+}
+
+/// The same with a head.
+fn step_with(decoder: &Decoder, pairs: &mut [Pair], head: Option<&Arc<Head>>) -> usize {
     let tokens: Vec<[u32; 1]> = pairs.iter().map(|pair| [token(decoder, pair.fed)]).collect();
     let (mut replayed, mut launched) = (Vec::new(), Vec::new());
     for pair in &mut *pairs {
@@ -77,7 +84,11 @@ fn step(decoder: &Decoder, pairs: &mut [Pair]) -> usize {
         launched.push(&mut pair.launched);
     }
     let inputs = |caches: &[&mut SequenceCache]| -> Vec<Input<'_>> {
-        tokens.iter().zip(caches).map(|(token, cache)| Input::new(token, cache.position(), 0)).collect()
+        let input = |(token, cache): (_, &&mut SequenceCache)| Input {
+            head,
+            ..Input::new(<[u32; 1]>::as_slice(token), cache.position(), 0)
+        };
+        tokens.iter().zip(caches).map(input).collect()
     };
     let (logits, count) = {
         let inputs = inputs(&replayed);
@@ -193,5 +204,108 @@ fn quantized_caches_and_unfused_layers_are_launched() {
         for _ in 0..4 {
             assert_ne!(step(&decoder, &mut pairs), REPLAYED, "{family}");
         }
+    }
+}
+
+/// However many of the likeliest tokens are wanted of a step, or logits: a recording that finds fewer is not replayed.
+#[test]
+fn the_likeliest_tokens_of_a_replayed_step_are_those_of_its_logits() {
+    let _alone = alone();
+    for family in FAMILIES {
+        let decoder = decoder(family);
+        let mut pair = Pair::new(&decoder, KvType::F16);
+        pair.feed(&decoder, 100);
+        let mut replayed = 0;
+        for round in 0..60 {
+            let most = [1, 1, 8, 3, 20, 1][round / 10];
+            let tokens = [token(&decoder, pair.fed)];
+            if round % 7 == 6 {
+                step(&decoder, std::slice::from_mut(&mut pair));
+                continue;
+            }
+            pair.fed += 1;
+            let input = Input::new(&tokens, pair.replayed.position(), 0);
+            let (found, count) =
+                launches(|| decoder.forward_likeliest(&[input], &mut [&mut pair.replayed], most).unwrap());
+            replayed += usize::from(count == 0);
+            let mut pass = Pass::begin(&decoder, &[input]).unwrap();
+            while pass.next_layer() < decoder.layers() {
+                pass.step(&decoder, &mut [&mut pair.launched]).unwrap();
+            }
+            let logits = pass.logits(&decoder, LogitRows::Last).unwrap();
+            let logits = logits.into_data().try_to_vec::<f32>().unwrap();
+            assert_eq!(found, [reference(&logits, most)], "step {round} of {family}");
+        }
+        assert!(replayed > 30, "{replayed} steps of {family} were replayed");
+    }
+}
+
+/// Tensors of a head: for each of some layers, those of another layer of the model.
+#[derive(Debug)]
+struct Swapped {
+    model: Checkpoint,
+    /// A layer of the head, and the one whose tensors it has.
+    layers: [(usize, usize); 2],
+}
+
+impl Swapped {
+    /// The name in the model of a tensor of the head.
+    fn source(&self, name: &str) -> Option<String> {
+        let layers = self.layers.map(|(to, from)| (format!("layers.{to}."), format!("layers.{from}.")));
+        layers.iter().find(|(to, _)| name.contains(to)).map(|(to, from)| name.replace(to, from))
+    }
+}
+
+impl Tensors for Swapped {
+    fn path(&self) -> &Path {
+        self.model.path()
+    }
+
+    fn info(&self, name: &str) -> Option<&TensorInfo> {
+        self.model.info(&self.source(name)?)
+    }
+
+    fn weight(&self, name: &str) -> Result<Weight, StoreError> {
+        self.model.weight(&self.source(name).unwrap_or_else(|| name.into()))
+    }
+
+    fn names(&self) -> Box<dyn Iterator<Item = &str> + '_> {
+        Box::new(self.model.names().filter(|name| self.source(name).is_some()))
+    }
+}
+
+#[test]
+fn steps_of_a_head_are_replayed_and_those_of_another_never() {
+    let _alone = alone();
+    for family in ["qwen3", "llama"] {
+        let decoder = decoder(family);
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/reference").join(family);
+        let checkpoint = Checkpoint::open(path).unwrap();
+        let (last, split) = (decoder.layers() - 1, decoder.layers() - 2);
+        let head = |id: &str, layers| {
+            let tensors = Arc::new(Swapped { model: checkpoint.clone(), layers });
+            Arc::new(Head::load(id, tensors, &HeadForm::Blocks, split, &decoder, &checkpoint).unwrap())
+        };
+        let swapped = [(split, last), (last, split)];
+        let heads = [Some(head("one", swapped)), None, Some(head("two", [(split, 0), (last, 1)]))];
+        let mut pairs = [Pair::new(&decoder, KvType::F16)];
+        pairs[0].feed(&decoder, 70);
+        for head in heads.iter().cycle().take(6) {
+            assert_ne!(step_with(&decoder, &mut pairs, head.as_ref()), 0);
+            let replayed =
+                (0..6).filter(|_| step_with(&decoder, &mut pairs, head.as_ref()) == REPLAYED).count();
+            assert_eq!(replayed, 6, "{family}");
+        }
+        // Replayed steps have stored the hidden states that another head continues from.
+        let tokens: Vec<u32> = (0..pairs[0].fed).map(|index| token(&decoder, index)).collect();
+        for cache in [&mut pairs[0].replayed, &mut pairs[0].launched] {
+            let pieces = decoder.begin_replay(cache, 64).unwrap();
+            decoder.replay(heads[0].as_ref(), &tokens, 0, pieces, cache).unwrap();
+        }
+        step_with(&decoder, &mut pairs, heads[0].as_ref());
+        // A head that is gone is not replayed for one in its place.
+        drop(heads);
+        let other = head("three", swapped);
+        assert_ne!(step_with(&decoder, &mut pairs, Some(&other)), REPLAYED);
     }
 }

@@ -36,14 +36,14 @@ impl LayerKv {
         }
     }
 
-    /// Overwrites the positions from `at` on.
+    /// Overwrites the positions from `at` on. Keys and values on accelerators are those of a page, and written in place.
     ///
     /// # Panics
     /// If the two are of different kinds of layers.
     pub(crate) fn assign(&mut self, at: usize, added: Self) {
         match (self, added) {
             (Self::Attention { keys, values }, Self::Attention { keys: new_keys, values: new_values }) => {
-                KvTensor::assign_both([keys, values], at, [new_keys, new_values]);
+                KvTensor::overwrite_both([keys, values], at, [new_keys, new_values]);
             }
             (Self::HiddenStates(states), Self::HiddenStates(added)) => states.assign(at, added),
             _ => panic!("keys and hidden states do not mix"),

@@ -9,6 +9,7 @@
 //! A sequence has one owner, so decoding a token takes no contended lock. Pools and shared pages are behind mutexes that
 //! are held briefly: a pool's once per 128 positions, a page's while its tensors are handed out.
 
+mod arena;
 mod error;
 mod eviction;
 mod kv_run;

@@ -7,7 +7,7 @@ use firebox_kernels::attention::KvTensor;
 
 use crate::error::CacheError;
 use crate::layer_kv::LayerKv;
-use crate::page_buffers::{PAGE_TOKENS, PageBuffers};
+use crate::page_buffers::{PAGE_TOKENS, PageBuffers, is_accelerator};
 use crate::pool::PagePool;
 
 /// Keys and values of up to [`PAGE_TOKENS`] positions in all layers. Several sequences may read a page; every slot is
@@ -105,6 +105,16 @@ impl Page {
         }
     }
 
+    /// Lets `write` fill one slot of hidden states.
+    pub fn write_states_with(&self, layer: usize, at: usize, write: impl FnOnce(&mut KvTensor)) {
+        let mut content = self.content();
+        content.writes += 1;
+        if let Some(LayerKv::HiddenStates(states)) = content.buffers.layer(layer, at + 1, self.pool.layout())
+        {
+            write(states);
+        }
+    }
+
     /// Copies all buffers of another page as a whole, which is several times as fast as copying slots.
     pub fn copy(&self, other: &Self) {
         let (mut content, other) = (self.content(), other.content());
@@ -123,9 +133,15 @@ impl Page {
         let mut content = self.content();
         content.writes += 1;
         let layout = self.pool.layout();
-        if let Some(LayerKv::Attention { keys, .. }) = content.buffers.layer(layer, slots.end, layout) {
+        if let Some(LayerKv::Attention { keys, values }) = content.buffers.layer(layer, slots.end, layout) {
             let changed = change(keys.part(slots.clone()));
-            keys.assign(slots.start, changed);
+            if matches!(changed, KvTensor::Float(_)) && is_accelerator(&layout.device) {
+                // In place, so that the page goes on sharing memory with others.
+                let unchanged = values.part(slots.clone());
+                KvTensor::overwrite_both([keys, values], slots.start, [changed, unchanged]);
+            } else {
+                keys.assign(slots.start, changed);
+            }
         }
     }
 

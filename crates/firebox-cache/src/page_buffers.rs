@@ -5,6 +5,7 @@ use std::sync::Arc;
 use burn::tensor::{Bytes, DType, Device, Int, Tensor, TensorData};
 use firebox_kernels::attention::KvTensor;
 
+use crate::arena::{Arena, Place};
 use crate::layer_kv::LayerKv;
 use crate::layout::{KvType, LayerLayout, Layout};
 use crate::ledger::PageLedger;
@@ -21,6 +22,9 @@ pub(crate) const MIN_BUFFER_POSITIONS: usize = 16;
 #[derive(Debug, Default)]
 pub(crate) struct PageBuffers {
     pub layers: Vec<Option<LayerKv>>,
+    /// The places of layers in the arena. They are dropped after the tensors.
+    places: Vec<Option<Place>>,
+    arena: Arc<Arena>,
     /// Bytes of all tensors.
     bytes: usize,
     /// Is notified of changes of `bytes`.
@@ -28,13 +32,24 @@ pub(crate) struct PageBuffers {
 }
 
 impl PageBuffers {
-    pub fn new(layout: &Layout, ledger: Option<&Arc<dyn PageLedger>>) -> Self {
-        Self { layers: layout.layers.iter().map(|_| None).collect(), bytes: 0, ledger: ledger.cloned() }
+    pub fn new(layout: &Layout, arena: &Arc<Arena>, ledger: Option<&Arc<dyn PageLedger>>) -> Self {
+        Self {
+            layers: layout.layers.iter().map(|_| None).collect(),
+            places: layout.layers.iter().map(|_| None).collect(),
+            arena: arena.clone(),
+            bytes: 0,
+            ledger: ledger.cloned(),
+        }
     }
 
     /// Allocates buffers for `positions` in every layer.
-    pub fn with_positions(positions: usize, layout: &Layout, ledger: Option<&Arc<dyn PageLedger>>) -> Self {
-        let mut buffers = Self::new(layout, ledger);
+    pub fn with_positions(
+        positions: usize,
+        layout: &Layout,
+        arena: &Arc<Arena>,
+        ledger: Option<&Arc<dyn PageLedger>>,
+    ) -> Self {
+        let mut buffers = Self::new(layout, arena, ledger);
         for layer in 0..layout.layers.len() {
             buffers.layer(layer, positions, layout);
         }
@@ -53,10 +68,20 @@ impl PageBuffers {
         if held.is_none() || before < positions {
             let positions = buffer_positions(positions);
             let Layout { layers, kv_dtype, device } = layout;
+            let mut place = None;
             let mut larger = match layers[layer] {
                 LayerLayout::Attention { kv_heads, head_dim } => {
-                    let side = || empty(*kv_dtype, [kv_heads, positions, head_dim], device);
-                    LayerKv::Attention { keys: side(), values: side() }
+                    let shape = [kv_heads, positions, head_dim];
+                    let shared = shared_dtype(*kv_dtype)
+                        .and_then(|dtype| self.arena.take(layer, shape, device, dtype));
+                    let [keys, values] = match shared {
+                        Some((taken, sides)) => {
+                            place = Some(taken);
+                            sides
+                        }
+                        None => [(); 2].map(|()| empty(*kv_dtype, shape, device)),
+                    };
+                    LayerKv::Attention { keys, values }
                 }
                 LayerLayout::HiddenStates { width } => {
                     LayerKv::HiddenStates(empty(KvType::F32, [1, positions, width], device))
@@ -67,6 +92,8 @@ impl PageBuffers {
                 larger.assign(0, held.clone());
             }
             *held = Some(larger);
+            // After it has been copied from.
+            self.places[layer] = place;
             let more = (positions - before) * layout.layer_bytes(layers[layer]);
             self.bytes += more;
             if let Some(ledger) = &self.ledger {
@@ -96,9 +123,23 @@ impl Drop for PageBuffers {
     }
 }
 
+/// Returns whether a device has memory of its own.
+pub(crate) fn is_accelerator(device: &Device) -> bool {
+    firebox_kernels::host_device(device) != *device
+}
+
+/// The dtype of keys and values that may share memory with others.
+fn shared_dtype(kv_dtype: KvType) -> Option<DType> {
+    match kv_dtype {
+        KvType::F32 => Some(DType::F32),
+        KvType::F16 => Some(DType::F16),
+        KvType::Int8 => None,
+    }
+}
+
 fn empty(kv_dtype: KvType, shape: [usize; 3], device: &Device) -> KvTensor {
     match kv_dtype {
-        KvType::F32 | KvType::F16 if firebox_kernels::host_device(device) != *device => {
+        KvType::F32 | KvType::F16 if is_accelerator(device) => {
             // An accelerator fills its own memory faster than it receives zeros.
             let dtype = if kv_dtype == KvType::F32 { DType::F32 } else { DType::F16 };
             KvTensor::Float(Tensor::zeros(shape, (device, dtype)))
@@ -145,7 +186,7 @@ mod tests {
             let pages = (0..2).map(|page| tokens.saturating_sub(page * PAGE_TOKENS).min(PAGE_TOKENS));
             let buffers = pages
                 .filter(|&positions| positions > 0)
-                .map(|positions| PageBuffers::with_positions(positions, &layout, None));
+                .map(|positions| PageBuffers::with_positions(positions, &layout, &Arc::default(), None));
             assert_eq!(
                 buffers.map(|buffers| buffers.bytes()).sum::<usize>(),
                 held * layout.bytes_per_position(),

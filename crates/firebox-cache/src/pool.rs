@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use crate::arena::Arena;
 use crate::error::CacheError;
 use crate::layout::{KvType, Layout};
 use crate::ledger::{PageLedger, Reclaimable};
@@ -16,6 +17,7 @@ pub struct PagePool(Arc<Shared>);
 struct Shared {
     layout: Layout,
     ledger: Option<Arc<dyn PageLedger>>,
+    arena: Arc<Arena>,
     free_list: Mutex<FreeList>,
     /// Asked for pages before a request is refused.
     reclaimables: Mutex<Vec<Weak<dyn Reclaimable>>>,
@@ -76,7 +78,8 @@ impl PagePool {
     /// Creates a pool that makes pages on demand, subject to the ledger's approval.
     pub fn with_ledger(layout: Layout, ledger: Arc<dyn PageLedger>) -> Self {
         let free_list = Mutex::new(FreeList { free: Vec::new(), made: 0, most: usize::MAX, reserved: 0 });
-        Self(Arc::new(Shared { layout, ledger: Some(ledger), free_list, reclaimables: Mutex::default() }))
+        let (arena, reclaimables) = (Arc::default(), Mutex::default());
+        Self(Arc::new(Shared { layout, ledger: Some(ledger), arena, free_list, reclaimables }))
     }
 
     /// Creates an empty pool for the same model and ledger with another number format. A fixed number of pages is not carried
@@ -95,7 +98,7 @@ impl PagePool {
 
     fn with_free_list(layout: Layout, free_list: FreeList) -> Self {
         let (free_list, reclaimables) = (Mutex::new(free_list), Mutex::default());
-        Self(Arc::new(Shared { layout, ledger: None, free_list, reclaimables }))
+        Self(Arc::new(Shared { layout, ledger: None, arena: Arc::default(), free_list, reclaimables }))
     }
 
     /// Returns whether both are handles of the same pool.
@@ -155,7 +158,7 @@ impl PagePool {
             let is_whole = |buffers: &&PageBuffers| buffers.bytes() >= self.page_bytes();
             let positions =
                 if free_list.free.iter().filter(is_whole).count() < whole { PAGE_TOKENS } else { rest };
-            free_list.put(PageBuffers::with_positions(positions, self.layout(), self.0.ledger.as_ref()));
+            free_list.put(self.buffers_with(positions));
         }
     }
 
@@ -167,6 +170,10 @@ impl PagePool {
         if let Some(ledger) = &self.0.ledger {
             ledger.freed(gone * self.page_bytes());
         }
+    }
+
+    fn buffers_with(&self, positions: usize) -> PageBuffers {
+        PageBuffers::with_positions(positions, self.layout(), &self.0.arena, self.0.ledger.as_ref())
     }
 
     fn may_allocate(&self, free_list: &FreeList) -> bool {
@@ -193,7 +200,7 @@ impl PagePool {
                 None => {
                     free_list.made += 1;
                     drop(free_list);
-                    Ok(PageBuffers::new(self.layout(), self.0.ledger.as_ref()))
+                    Ok(PageBuffers::new(self.layout(), &self.0.arena, self.0.ledger.as_ref()))
                 }
             };
         }
@@ -208,7 +215,7 @@ impl PagePool {
             None => {
                 free_list.made += 1;
                 drop(free_list);
-                Some(PageBuffers::new(self.layout(), self.0.ledger.as_ref()))
+                Some(PageBuffers::new(self.layout(), &self.0.arena, self.0.ledger.as_ref()))
             }
         }
     }

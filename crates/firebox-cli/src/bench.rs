@@ -27,7 +27,7 @@ pub struct BenchArgs {
     /// Tokens before decoding begins
     #[arg(long, value_name = "N", default_value_t = 128)]
     depth: u32,
-    /// Tokens to decode
+    /// Tokens to decode: chosen greedily, on the device where it can, and each fed to the next step as in an answer
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
     tokens: u32,
     /// Sequences that decode together

@@ -369,12 +369,16 @@ impl Batch {
         let inputs: Vec<(&Session, &NextChunk)> =
             chunks.iter().map(|(at, chunk)| (&self.sequences[*at].session, chunk)).collect();
         let has_logits = entries.iter().any(|entry| entry.needs_logits);
+        // The likeliest tokens suffice for all sequences or are of no use.
+        let choosing = chunks.iter().zip(&*entries).filter(|(_, entry)| entry.needs_logits);
+        let candidates = choosing.map(|((at, _), _)| self.sequences[*at].state.candidates());
+        let most = candidates.reduce(|one, other| Some(one?.max(other?))).flatten();
         let has_heads = embeddings.is_empty() && inputs.iter().all(|(session, _)| session.head().is_some());
         let trunk = self.decoder.split().filter(|_| has_heads);
         let steps = trunk.unwrap_or(self.decoder.layers() + usize::from(has_logits));
         let decoder = self.decoder.clone();
         let texts = self.embeddings.inputs(&embeddings);
-        match computed(&decoder, || Ok(BatchPass::begin(&decoder, &inputs, texts, has_logits)?)) {
+        match computed(&decoder, || Ok(BatchPass::begin(&decoder, &inputs, texts, has_logits, most)?)) {
             Ok(pass) => {
                 let (began, took) = (clock.now(), Duration::ZERO);
                 let turn = decoder.begin_turn();
@@ -445,8 +449,8 @@ impl Batch {
             return self.release_after_prompts();
         }
         let decoder = self.decoder.clone();
-        let logits = match computed(&decoder, || Ok(pass.logits(&decoder, &counts)?)) {
-            Ok(logits) => logits,
+        let scores = match computed(&decoder, || Ok(pass.scores(&decoder, &counts)?)) {
+            Ok(scores) => scores,
             Err(error) => return self.fail(&entries, &[], error, sink, result),
         };
         let now = clock.now();
@@ -455,25 +459,21 @@ impl Batch {
         if !is_prefill {
             self.costs.record(rows, took.saturating_sub(self.drafting));
         }
-        let vocab = logits.len() / logit_rows;
-        let mut rest = &logits[..];
-        for entry in entries.iter().filter(|entry| entry.needs_logits) {
-            let (logits, others) = rest.split_at(entry.logits() * vocab);
-            rest = others;
+        for (entry, scores) in entries.iter().filter(|entry| entry.needs_logits).zip(scores) {
             let Some(sequence) = self.get_mut(entry.id) else { continue };
             if sequence.is_late(now) {
                 continue;
             }
             if mem::take(&mut sequence.shares_prompt) {
-                let (session, logits) = (sequence.session.clone(), logits.into());
-                result.prompts.push(ComputedPrompt { id: entry.id, session, logits });
+                let (session, scores) = (sequence.session.clone(), Arc::new(scores.clone()));
+                result.prompts.push(ComputedPrompt { id: entry.id, session, scores });
             }
             let mut chosen = 0;
             let mut events = |event| {
                 chosen += usize::from(matches!(&event, Event::Piece(piece) if piece.token.is_some()));
                 sink(entry.id, event);
             };
-            let advanced = sequence.advance(logits.to_vec(), now, &mut events);
+            let advanced = sequence.advance(scores, now, &mut events);
             match advanced {
                 Err(error) => self.drop_failed(entry.id, error, sink, result),
                 Ok(ended) => {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use firebox_runtime::decode::{Advance, DecodeState, OutputState, Timing};
+use firebox_runtime::decode::{Advance, DecodeState, OutputState, Scores, Timing};
 use firebox_runtime::session::NextChunk;
 use firebox_runtime::{Finish, PrefixHit, PrefixTree, Session, Speculation};
 use firebox_schedule::Priority;
@@ -29,8 +29,8 @@ pub(crate) struct Sequence {
     pub priority: Priority,
     /// The prompt, until the sequence first runs.
     prompt: Option<Arc<[u32]>>,
-    /// The logits after the prompt, if another choice of its request has computed it, until the sequence first runs.
-    first_logits: Option<Arc<[f32]>>,
+    /// The scores after the prompt, if another choice of its request has computed it, until the sequence first runs.
+    first_scores: Option<Arc<Scores>>,
     started: bool,
     pub prompt_tokens: usize,
     /// Prompt tokens that the prefix cache supplied.
@@ -57,8 +57,8 @@ pub(crate) struct ComputedPrompt {
     /// The choice that computed it.
     pub id: RequestId,
     pub session: Session,
-    /// The logits after its last token.
-    pub logits: Arc<[f32]>,
+    /// The scores after its last token: choices differ in nothing but their seeds, and need the same.
+    pub scores: Arc<Scores>,
 }
 
 /// The kind of pass that a sequence needs.
@@ -88,7 +88,7 @@ impl Sequence {
             session,
             prompt_tokens: prompt.len(),
             prompt: Some(prompt),
-            first_logits: None,
+            first_scores: None,
             started: false,
             state: DecodeState::new(output, timing),
             speculation: None,
@@ -129,16 +129,16 @@ impl Sequence {
         self.awaits_prompt = false;
         if self.prompt.take().is_some() {
             self.session = prompt.session.clone();
-            self.first_logits = Some(prompt.logits.clone());
+            self.first_scores = Some(prompt.scores.clone());
             self.cached_tokens = self.prompt_tokens;
         }
     }
 
-    /// Returns the logits after a prompt that another choice has computed, to choose the first token from. If the cache was
+    /// Returns the scores after a prompt that another choice has computed, to choose the first token from. If the cache was
     /// dropped meanwhile, a pass computes them again.
-    pub fn take_first_logits(&mut self) -> Option<Vec<f32>> {
-        let logits = self.first_logits.take()?;
-        (self.session.uncached_tokens() == 0).then(|| logits.to_vec())
+    pub fn take_first_scores(&mut self) -> Option<Scores> {
+        let scores = self.first_scores.take()?;
+        (self.session.uncached_tokens() == 0).then(|| Arc::unwrap_or_clone(scores))
     }
 
     /// Starts from the cached prefix of the prompt. On failure, clears the prefix cache and computes the whole prompt.
@@ -209,15 +209,15 @@ impl Sequence {
         chunk
     }
 
-    /// Takes the logits after the last token, chooses the next tokens and emits their events. Returns whether the
+    /// Takes the scores after the last token, chooses the next tokens and emits their events. Returns whether the
     /// request has ended.
     pub fn advance(
         &mut self,
-        logits: Vec<f32>,
+        scores: Scores,
         now: Duration,
         events: &mut dyn FnMut(Event),
     ) -> Result<bool, EngineError> {
-        self.state.receive_logits(&self.session, logits);
+        self.state.receive_scores(&self.session, scores);
         let ended = loop {
             match self.state.advance(&mut self.session, self.speculation.as_mut(), || now) {
                 Ok(Advance::Token(piece)) => events(Event::Piece(piece)),

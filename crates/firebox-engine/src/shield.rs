@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use burn::tensor::{Device, Tensor};
 use firebox_kernels::on_pool;
-use firebox_model::Decoder;
+use firebox_model::{Decoder, ModelError};
 use firebox_runtime::{RuntimeError, read_floats};
 use firebox_text::panic_message;
 
@@ -30,9 +30,12 @@ pub(crate) fn shielded<R>(
         .unwrap_or_else(|panic| Err(EngineError::Panicked { reason: panic_message(&*panic).to_owned() }));
     match done {
         // An operation on a lost device fails with an error that says little about the cause.
-        Err(error @ (EngineError::Panicked { .. } | EngineError::Runtime(RuntimeError::Readback { .. }))) => {
-            Err(lost(device).unwrap_or(error))
-        }
+        Err(
+            error @ (EngineError::Panicked { .. }
+            | EngineError::Runtime(
+                RuntimeError::Readback { .. } | RuntimeError::Model(ModelError::Readback { .. }),
+            )),
+        ) => Err(lost(device).unwrap_or(error)),
         done => done,
     }
 }

@@ -2,13 +2,16 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use firebox_cache::{KvType, PagePool, SequenceCache};
+use firebox_kernels::on_pool;
 use firebox_memory::process::release_after_prompt;
-use firebox_model::{Decoder, Input, LogitRows};
-use firebox_runtime::session::PREFILL_CHUNK;
-use firebox_runtime::{Model, RuntimeError, read_floats};
+use firebox_model::{Decoder, Input, LogitRows, Passed};
+use firebox_runtime::decode::{Advance, DecodeState, OutputState, Timing};
+use firebox_runtime::session::{BatchPass, PREFILL_CHUNK};
+use firebox_runtime::{GenerationConfig, Model, RuntimeError, Session, read_floats};
 use serde::Serialize;
 
 /// Configures a benchmark.
@@ -46,7 +49,8 @@ impl Default for BenchmarkConfig {
 pub struct Benchmark {
     /// Prompt tokens per second.
     pub prefill_tps: f64,
-    /// Tokens per second of all sequences together, by batch size.
+    /// Tokens per second of all sequences together, by batch size: tokens that were chosen greedily, and that the next
+    /// step computed.
     pub decode_tps: BTreeMap<usize, f64>,
 }
 
@@ -101,45 +105,87 @@ impl Bench<'_> {
         Ok(tokens.len() as f64 / took.as_secs_f64())
     }
 
+    /// Decodes greedily: every token is chosen from the scores of the pass before it, as in an answer.
     fn decode(&self, batch: usize) -> Result<f64, RuntimeError> {
         self.pool.reserve(batch, self.config.depth + self.config.tokens);
-        let mut caches: Vec<SequenceCache> = (0..batch).map(|_| self.cache()).collect();
-        for (sequence, cache) in caches.iter_mut().enumerate() {
-            let tokens: Vec<u32> = (0..self.config.depth).map(|index| self.token(index + sequence)).collect();
-            self.feed(&tokens, cache)?;
-            release_after_prompt(tokens.len().min(self.chunk));
-        }
-        let mut caches: Vec<&mut SequenceCache> = caches.iter_mut().collect();
+        let mut sequences = (0..batch).map(|nth| self.sequence(nth)).collect::<Result<Vec<_>, _>>()?;
         let began = Instant::now();
-        for step in 0..self.config.tokens {
-            let tokens: Vec<[u32; 1]> = (0..batch).map(|sequence| [self.token(step + sequence)]).collect();
-            let tokens: Vec<&[u32]> = tokens.iter().map(<[u32; 1]>::as_slice).collect();
-            self.pass(&tokens, &mut caches)?;
+        for _ in 0..self.config.tokens {
+            self.step(&mut sequences)?;
         }
         Ok((batch * self.config.tokens) as f64 / began.elapsed().as_secs_f64())
+    }
+
+    /// A sequence that has taken its prompt, and has one more token for the first step.
+    fn sequence(&self, nth: usize) -> Result<Sequence, RuntimeError> {
+        let mut session = Session::in_pool(self.decoder.clone(), &self.pool).with_chunk(self.chunk);
+        let tokens: Vec<u32> = (0..self.config.depth).map(|index| self.token(index + nth)).collect();
+        if !tokens.is_empty() {
+            session.feed(&tokens)?;
+        }
+        session.append(self.token(nth));
+        let config = GenerationConfig::new().with_ignore_end(true);
+        let timing = Timing::begin(Duration::ZERO, session.meters());
+        Ok(Sequence { state: DecodeState::new(OutputState::new(config, None)?, timing), session })
+    }
+
+    /// Takes the last token of every sequence through the layers and chooses the next, as an engine does.
+    fn step(&self, sequences: &mut [Sequence]) -> Result<(), RuntimeError> {
+        let decoder = self.decoder;
+        let _turn = decoder.begin_turn();
+        let guard = loop {
+            match decoder.try_stream() {
+                Some(guard) => break guard,
+                // A pass of another thread ends.
+                None => thread::yield_now(),
+            }
+        };
+        let began = Instant::now();
+        let scores = on_pool(decoder.device(), || {
+            let mut chunks = Vec::with_capacity(sequences.len());
+            for Sequence { session, .. } in &mut *sequences {
+                let chunk = session.next_chunk(1)?;
+                session.reserve_pages(&chunk)?;
+                chunks.push(chunk);
+            }
+            let inputs: Vec<_> = sequences.iter().map(|one| &one.session).zip(&chunks).collect();
+            let most = sequences.first().and_then(|one| one.state.candidates());
+            let mut pass = BatchPass::begin(decoder, &inputs, Vec::new(), true, most)?;
+            while pass.next_layer() < decoder.layers() {
+                let mut sessions: Vec<_> = sequences.iter_mut().map(|one| &mut one.session).collect();
+                pass.step(decoder, &mut sessions, &mut [])?;
+            }
+            pass.scores(decoder, &vec![1; sequences.len()])
+        })?;
+        drop(guard);
+        let rows = sequences.len();
+        decoder.end_pass(Passed { sequences: rows, rows, logits: rows }, began.elapsed());
+        for (Sequence { session, state }, scores) in sequences.iter_mut().zip(scores) {
+            state.receive_scores(session, scores);
+            while let Advance::Token(_) = state.advance(session, None, || Duration::ZERO)? {}
+            state.settle(session);
+        }
+        Ok(())
     }
 
     fn feed(&self, tokens: &[u32], cache: &mut SequenceCache) -> Result<(), RuntimeError> {
         let mut pieces = tokens.chunks(self.chunk).peekable();
         while let Some(piece) = pieces.next() {
+            let input = Input::new(piece, cache.position(), 0);
             if pieces.peek().is_some() {
-                self.decoder.encode(Input::new(piece, cache.position(), 0), cache)?;
+                self.decoder.encode(input, cache)?;
             } else {
-                self.pass(&[piece], &mut [cache])?;
+                read_floats(self.decoder.forward_together(&[input], &mut [cache], LogitRows::Last)?)?;
             }
         }
         Ok(())
     }
+}
 
-    /// Runs one pass over the last tokens of some sequences, and reads their logits back.
-    fn pass(&self, tokens: &[&[u32]], caches: &mut [&mut SequenceCache]) -> Result<(), RuntimeError> {
-        let inputs: Vec<Input<'_>> = tokens
-            .iter()
-            .zip(&*caches)
-            .map(|(tokens, cache)| Input::new(tokens, cache.position(), 0))
-            .collect();
-        read_floats(self.decoder.forward_together(&inputs, caches, LogitRows::Last)?).map(drop)
-    }
+/// A sequence that decodes.
+struct Sequence {
+    session: Session,
+    state: DecodeState,
 }
 
 fn median(

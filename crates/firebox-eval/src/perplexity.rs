@@ -136,7 +136,7 @@ impl Sums {
     }
 }
 
-fn top(values: &[f64]) -> usize {
+pub(crate) fn top(values: &[f64]) -> usize {
     let mut best = 0;
     for (index, value) in values.iter().enumerate() {
         if *value > values[best] {
@@ -146,7 +146,7 @@ fn top(values: &[f64]) -> usize {
     best
 }
 
-fn log_softmax(logits: &[f32]) -> Vec<f64> {
+pub(crate) fn log_softmax(logits: &[f32]) -> Vec<f64> {
     let highest = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
     let total: f64 = logits.iter().map(|&logit| (f64::from(logit) - highest).exp()).sum();
     logits.iter().map(|&logit| f64::from(logit) - highest - total.ln()).collect()

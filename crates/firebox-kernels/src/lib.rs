@@ -21,6 +21,7 @@ pub mod gate;
 mod graph;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 mod launches;
+pub mod likeliest;
 pub mod linear;
 #[cfg(feature = "autodiff")]
 mod matrix;
@@ -29,6 +30,7 @@ pub mod rope;
 mod simd;
 pub mod step;
 mod thread_pool;
+pub mod transfers;
 
 pub use activation::Activation;
 use burn::tensor::Device;

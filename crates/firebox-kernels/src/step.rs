@@ -4,7 +4,7 @@
 //! [`StepInput`]: the number of steps since the recording, and sections such as tokens and angles.
 
 // Without accelerators there is no buffer, and what follows from one is unreachable.
-#![cfg_attr(not(any(feature = "wgpu", feature = "cuda")), allow(unreachable_code))]
+#![cfg_attr(not(any(feature = "wgpu", feature = "cuda")), allow(unreachable_code, dead_code))]
 
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 mod cube;
@@ -12,6 +12,7 @@ mod cube;
 mod none;
 
 use std::fmt;
+use std::sync::{Arc, Mutex};
 
 use burn::tensor::{Device, Int, Tensor};
 
@@ -22,12 +23,22 @@ use none as backend;
 
 use backend::{Buffer, Graph};
 
+use crate::transfers;
+
 /// Words between the starts of sections: every device binds parts of a buffer at such places.
 const ALIGNMENT: usize = 64;
 
 /// The number of steps since the recording, where kernels of a recorded step read it.
 #[derive(Debug, Clone)]
-pub struct StepCounter(pub(crate) Buffer);
+pub struct StepCounter {
+    pub(crate) counter: Buffer,
+    /// Words that kernels of the step read besides, by their content: they are uploaded before the recording, and kept for as long
+    /// as it may run.
+    pub(crate) tables: Tables,
+}
+
+/// Uploaded words.
+pub(crate) type Tables = Arc<Mutex<Vec<(Vec<u32>, Buffer)>>>;
 
 /// The buffer that the kernels of a recorded step read their input from: a counter and sections of 32-bit words.
 #[derive(Debug)]
@@ -35,6 +46,7 @@ pub struct StepInput {
     buffer: Buffer,
     /// The first word and the length of every section.
     sections: Vec<(usize, usize)>,
+    tables: Tables,
 }
 
 /// A recorded step.
@@ -77,6 +89,18 @@ pub fn copy(logits: &Tensor<2>) -> Tensor<2> {
     backend::copy(logits)
 }
 
+/// Copies a row of `rows` into `[1, positions, width]` floats, to position `at` plus the steps since the recording. Writes in place
+/// if the floats are not shared.
+///
+/// # Panics
+/// If the tensors are not on an accelerator, or not equally wide.
+pub fn write_row(kept: Tensor<3>, at: usize, rows: Tensor<2>, row: usize, steps: &StepCounter) -> Tensor<3> {
+    let ([one, positions, width], [count, row_width]) = (kept.dims(), rows.dims());
+    assert_eq!((one, width), (1, row_width), "a row of {row_width} among rows of {width}");
+    assert!(at < positions && row < count, "row {row} of {count} at {at} of {positions}");
+    backend::write_row(kept, at, rows, row, steps)
+}
+
 impl StepInput {
     /// Allocates sections of `lengths` words. Returns `None` on devices that record no steps.
     pub fn new(device: &Device, lengths: &[usize]) -> Option<Self> {
@@ -89,12 +113,12 @@ impl StepInput {
                 (start, length)
             })
             .collect();
-        Some(Self { buffer: backend::allocate(device, words)?, sections })
+        Some(Self { buffer: backend::allocate(device, words)?, sections, tables: Tables::default() })
     }
 
     /// Returns the counter.
     pub fn counter(&self) -> StepCounter {
-        StepCounter(backend::view(&self.buffer, 0, [1]))
+        StepCounter { counter: backend::view(&self.buffer, 0, [1]), tables: self.tables.clone() }
     }
 
     /// Returns a section of integers.
@@ -120,6 +144,7 @@ impl StepInput {
             words.extend_from_slice(section);
         }
         words.resize(words.len().next_multiple_of(ALIGNMENT), 0);
+        transfers::count_upload();
         backend::write(&self.buffer, words);
     }
 

@@ -216,6 +216,41 @@ proptest! {
     }
 }
 
+/// Attention of a sequence of few rows in a batch, which accelerators compute otherwise than that of a span. One head size, because every
+/// size compiles kernels of its own.
+fn check_few_rows(case: &Case, odd: Option<(f32, usize, [usize; 3])>) {
+    let (mut query, mut sides) = (case.query(), case.reserved());
+    match odd {
+        Some((odd, 0, place)) => query = with_number(query, place, odd),
+        Some((odd, side, place)) => sides[side - 1] = with_number(sides[side - 1].clone(), place, odd),
+        None => {}
+    }
+    let span = case.span_of(sides);
+    let expected = span_attention(query.clone(), &span, case.params()).output;
+    for device in devices_with_own().iter().filter(|device| case.is_for(device)) {
+        let (keys, values) = (moved(&span.keys, device), moved(&span.values, device));
+        let spans = vec![Span { keys, values, ..span.clone() }];
+        let sequence = AttentionSequence { rows: case.rows, spans, params: case.params(), steps: None };
+        let found = batch_attention(query.clone().to_device(device), vec![sequence]);
+        assert_alike(found.reshape(expected.dims()), &expected, 2e-5);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { max_shrink_iters: 16, ..ProptestConfig::with_cases(20) })]
+
+    #[test]
+    fn few_rows(case in cases(), odd in prop::option::of(odd_numbers()), what in 0usize..3, at in 0usize..1000) {
+        let [rows, heads] = [1 + case.rows % 8, 2];
+        let storage = if case.masked { Storage::F16 } else { Storage::F32 };
+        let (keys, values) = (storage, storage);
+        let case = Case { rows, kv_heads: heads, sharing: 3, head_dim: 48, keys, values, ..case };
+        let of = |side: usize| if side == 0 { [rows, 6] } else { [heads, case.positions] };
+        let place = |[first, second]: [usize; 2]| [at % first, at % second, at % 48];
+        check_few_rows(&case, odd.map(|odd| (odd, what, place(of(what)))));
+    }
+}
+
 fn odd_numbers() -> impl Strategy<Value = f32> {
     prop_oneof![Just(f32::NAN), Just(f32::INFINITY), Just(f32::NEG_INFINITY)]
 }

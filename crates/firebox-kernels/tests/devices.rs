@@ -269,7 +269,7 @@ fn wide_keys_of_the_delta_rule() {
 /// Whole vectors, whole groups and sizes as models have them, on both sides of every limit.
 #[test]
 fn products_of_usual_sizes() {
-    for rows in [1, 16, 17, 33] {
+    for rows in [1, 2, 8, 16, 32, 33, 65] {
         check_plain(rows, 512, 70, DType::F32, 1);
         check_plain(rows, 512, 70, DType::F16, 2);
         for four_bits in [false, true] {
@@ -284,7 +284,7 @@ fn products_of_usual_sizes() {
 fn several_weights_at_once() {
     let four = Grouping { inputs: 96, group: 32, four_bits: true, tiled: false };
     for device in devices_with_own() {
-        for rows in [1, 3, 20] {
+        for rows in [1, 3, 20, 40] {
             let x = activations(rows, four.inputs, true, 1).to_device(&device);
             let there = |(words, scales): (Tensor<2, Int>, Tensor<2>), grouping| Weight::Grouped {
                 words: words.to_device(&device),
@@ -322,7 +322,7 @@ fn rows_are_independent() {
     let (words, scales) = grouped(50, grouping, 1);
     let x = random([70, grouping.inputs], 2);
     for device in devices_with_own() {
-        for (from, count, of) in [(2, 1, 4), (1, 3, 16), (9, 5, 16), (9, 17, 70), (31, 20, 60)] {
+        for (from, count, of) in [(2, 1, 4), (1, 3, 16), (9, 5, 16), (3, 17, 32), (9, 37, 70), (1, 65, 70)] {
             let some = |tensor: Tensor<2>| tensor.narrow(0, from, count);
             let all = x.clone().narrow(0, 0, of);
             let whole = on_device(&all, &words, &scales, grouping, &device);
@@ -352,7 +352,7 @@ fn no_rows_give_no_rows() {
 fn nan_stays_in_its_row() {
     let grouping = Grouping { inputs: 70, group: 32, four_bits: true, tiled: true };
     let (words, scales) = grouped(33, grouping, 1);
-    for rows in [3, 20] {
+    for rows in [3, 20, 40] {
         let clean = random([rows, 70], 2);
         for bad in [f32::NAN, f32::INFINITY] {
             let x = clean.clone().slice_fill([1..2, 4..5], bad);

@@ -49,7 +49,7 @@ fn norm(inputs: usize, device: &Device) -> RowNorm {
 }
 
 /// Few rows, many rows, and widths that are no multiple of a vector's.
-const SIZES: [(usize, usize); 6] = [(1, 96), (3, 64), (1, 1024), (16, 256), (20, 96), (2, 75)];
+const SIZES: [(usize, usize); 7] = [(1, 96), (3, 64), (1, 1024), (13, 256), (20, 96), (2, 75), (40, 96)];
 
 #[test]
 fn normalised_rows_are_multiplied() {
@@ -92,6 +92,39 @@ fn a_residual_is_added_to_a_product() {
                     let expected = weight.clone().multiply(x.clone()).add(added.clone());
                     let found = multiply_added(x.clone(), weight, added.clone());
                     assert_eq!(bits(home(found)), bits(home(expected)), "{rows} × {inputs} on {device:?}");
+                }
+            }
+        }
+    }
+}
+
+/// Groups of every size, the last of which is not full, and lines of every length.
+#[test]
+fn a_row_is_the_same_alone_and_among_others() {
+    for device in devices_with_own() {
+        for (rows, inputs) in [(2, 96), (3, 75), (5, 1024), (11, 256), (8, 3072)] {
+            let x = random([rows, inputs], 5).mul_scalar(3.0).to_device(&device);
+            let outputs = [21, 9, 40];
+            let added = random([rows, outputs[0]], 6).to_device(&device);
+            for weights in weights(&outputs, inputs, &device) {
+                let products = |from: usize, count: usize| {
+                    let x = x.clone().narrow(0, from, count);
+                    let added = added.clone().narrow(0, from, count);
+                    let norm = || norm(inputs, &device);
+                    let pair = [weights[0].clone(), weights[0].clone()];
+                    let mut all = multiply_each_normed(x.clone(), norm(), weights.clone());
+                    all.push(multiply_gated(x.clone(), norm(), pair, Activation::Silu));
+                    all.push(multiply_added(x.clone(), weights[0].clone(), added));
+                    all.push(weights[2].clone().multiply(x));
+                    all.into_iter().map(home).collect::<Vec<_>>()
+                };
+                let together = products(0, rows);
+                for from in (0..rows).step_by(2) {
+                    for (index, (all, alone)) in together.iter().zip(products(from, 1)).enumerate() {
+                        let all = all.clone().narrow(0, from, 1);
+                        let of = format!("product {index}, row {from} of {rows} × {inputs} on {device:?}");
+                        assert_eq!(bits(all), bits(alone), "{of}");
+                    }
                 }
             }
         }
@@ -209,7 +242,7 @@ fn packed_bf16_weights_equal_widened_ones() {
             let rounded = random([33, inputs], 4).mul_scalar(1e3).cast(DType::BF16);
             let packed = Tensor::<2>::from_data(rounded.clone().into_data(), (&device, DType::BF16));
             let widened = rounded.cast(DType::F32).to_device(&device);
-            for rows in [1, 3, 16, 20, 70] {
+            for rows in [1, 3, 8, 20, 40, 70] {
                 let x = random([rows, inputs], 5).to_device(&device);
                 let products = [packed.clone(), widened.clone()].map(|weight| multiply(x.clone(), weight));
                 let [found, expected] = products.map(|product| bits(home(product)));

@@ -96,7 +96,7 @@ impl Attention {
             cache.append(of_group(&key), of_group(&value));
         }
         // After all writes: where sequences share a page, reading it for one would make the write of the next a copy.
-        let attended = self.attended(query, rows, caches.iter());
+        let attended = batch_attention(query, self.sequences(rows, caches.iter()));
         let attended = match gate {
             Some(gate) => attended.mul(activation::sigmoid(gate)),
             None => attended,
@@ -157,19 +157,17 @@ impl Attention {
                 heads_cache.write(first + tokens.start..first + tokens.end, sides, at);
             });
         }
-        self.attended(heads_cache.query(), rows, caches.iter().map(|cache| &**cache))
+        heads_cache.attend(self.sequences(rows, caches.iter().map(|cache| &**cache)))
     }
 
-    /// Computes attention of queries to the caches of their sequences, which hold the queries' own positions already.
-    fn attended<'a, 'c: 'a>(
+    /// The rows' sequences with the spans that they attend to.
+    fn sequences<'a, 'c: 'a>(
         &self,
-        query: Tensor<3>,
         rows: &Rows,
         caches: impl Iterator<Item = &'a AttentionCache<'c>>,
-    ) -> Tensor<2> {
+    ) -> Vec<AttentionSequence> {
         let AttentionConfig { scale, softcap, window, .. } = self.config;
-        let parts: Vec<AttentionSequence> = rows
-            .groups
+        rows.groups
             .iter()
             .zip(caches)
             .map(|(group, cache)| AttentionSequence {
@@ -178,8 +176,7 @@ impl Attention {
                 params: AttentionParams { position: group.position, window, scale, softcap },
                 steps: rows.steps.clone(),
             })
-            .collect();
-        batch_attention(query, parts)
+            .collect()
     }
 
     fn project(&self, x: Tensor<2>, rows: &Rows) -> Projections {

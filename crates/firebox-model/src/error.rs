@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use burn::tensor::Tensor;
 use firebox_cache::CacheError;
+use firebox_kernels::likeliest::LikeliestError;
 use firebox_kernels::step::StepError;
 use firebox_store::StoreError;
 
@@ -116,6 +117,17 @@ pub enum ModelError {
         /// The longest possible.
         longest: usize,
     },
+    /// The device did not hand out what it has computed.
+    #[error("results could not be read from the device: {reason}; if it was lost, open the model again")]
+    Readback {
+        /// What it reports.
+        reason: String,
+    },
+    /// Logits were asked of a pass that has found the likeliest tokens instead.
+    #[error(
+        "the pass was begun for its likeliest tokens, and has no logits; begin it without asking for them"
+    )]
+    NoLogits,
     /// The device failed while computing.
     #[error("the device failed: {reason}")]
     Device {
@@ -150,6 +162,12 @@ pub enum ModelError {
         /// Why not.
         reason: String,
     },
+}
+
+impl From<LikeliestError> for ModelError {
+    fn from(LikeliestError { reason }: LikeliestError) -> Self {
+        Self::Readback { reason }
+    }
 }
 
 /// The error of a custom component.

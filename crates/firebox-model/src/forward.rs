@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use burn::tensor::Tensor;
 use firebox_cache::SequenceCache;
+use firebox_kernels::likeliest::Scored;
 use firebox_kernels::on_pool;
 
 use crate::input::Input;
@@ -41,6 +42,25 @@ impl Decoder {
             let logits = pass.logits(self, wanted)?;
             self.passed(inputs, logits.dims()[0], began);
             Ok(logits)
+        })
+    }
+
+    /// Runs a whole pass for several sequences like [`forward_together`](Self::forward_together), and returns the likeliest `most`
+    /// tokens after each, likeliest first. Accelerators find them themselves, so that logits are not read.
+    pub fn forward_likeliest(
+        &self,
+        inputs: &[Input<'_>],
+        caches: &mut [&mut SequenceCache],
+        most: usize,
+    ) -> Result<Vec<Vec<Scored>>, ModelError> {
+        let _turn = self.stream_guard();
+        on_pool(self.device(), || {
+            let began = Instant::now();
+            self.expect(inputs, true);
+            let pass = Pass::begin_step(self, inputs)?.with_likeliest(most);
+            let likeliest = self.finished(pass, caches)?.likeliest(self, &vec![true; inputs.len()])?;
+            self.passed(inputs, likeliest.len(), began);
+            Ok(likeliest)
         })
     }
 

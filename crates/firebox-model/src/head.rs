@@ -243,6 +243,12 @@ impl Head {
         Ok(Some(slot.fill(Arc::new(decoder.config().load_block(layer, &root)?))))
     }
 
+    /// Whether passes with the head may be recorded: its layers have to be fused, which adapters are not, and its tensors stay in place
+    /// as long as it exists.
+    pub(crate) fn can_record(&self) -> bool {
+        matches!(self.form, HeadForm::Blocks) && self.source.is_none()
+    }
+
     /// Applies the bridge, if there is one, and the final norm to the hidden states after the last layer.
     pub(crate) fn completed(&self, hidden: Tensor<2>) -> Tensor<2> {
         self.final_norm.forward(match &self.bridge {

@@ -6,9 +6,12 @@ use std::time::Instant;
 
 use burn::tensor::Tensor;
 use firebox_cache::SequenceCache;
+use firebox_kernels::likeliest::{Scored, likeliest, reference};
+use firebox_kernels::transfers;
 
 use crate::input::Input;
 use crate::observer::Observer;
+use crate::recording::StepResult;
 use crate::rows::{Rows, indices};
 use crate::{Decoder, Head, ModelError};
 
@@ -26,8 +29,10 @@ pub struct Pass {
     observer: Option<Arc<dyn Observer>>,
     /// A decode step that has not begun: it may run as a recorded one.
     step: Option<DecodeStep>,
-    /// The logits of all inputs, if a recorded step ran.
-    recorded: Option<Tensor<2>>,
+    /// How many of the likeliest tokens are wanted, and no logits.
+    most: Option<usize>,
+    /// The result of a recorded step, if one ran.
+    recorded: Option<StepResult>,
 }
 
 /// One token for each of several sequences.
@@ -36,12 +41,17 @@ struct DecodeStep {
     tokens: Vec<u32>,
     /// The position and the expected length of each sequence.
     places: Vec<(usize, usize)>,
+    /// The head of all of them.
+    head: Option<Arc<Head>>,
 }
 
 impl DecodeStep {
     fn inputs(&self) -> Vec<Input<'_>> {
         let tokens = self.tokens.chunks(1).zip(&self.places);
-        tokens.map(|(token, (position, length))| Input::new(token, *position, *length)).collect()
+        let head = self.head.as_ref();
+        tokens
+            .map(|(token, (position, length))| Input { head, ..Input::new(token, *position, *length) })
+            .collect()
     }
 }
 
@@ -90,9 +100,17 @@ impl Pass {
         let step = DecodeStep {
             tokens: inputs.iter().flat_map(|input| input.tokens).copied().collect(),
             places: inputs.iter().map(|input| (input.position, input.length)).collect(),
+            head: inputs.first().and_then(|input| input.head).cloned(),
         };
-        let heads = vec![None; inputs.len()];
-        Ok(Self { parts: Vec::new(), heads, next_layer: 0, observer: None, step: Some(step), recorded: None })
+        let heads = inputs.iter().map(|input| input.head.cloned()).collect();
+        let step = Some(step);
+        Ok(Self { parts: Vec::new(), heads, next_layer: 0, observer: None, step, most: None, recorded: None })
+    }
+
+    /// Sets how many of the [likeliest](Self::likeliest) tokens will be asked of it instead of logits, before its first step.
+    #[must_use]
+    pub fn with_likeliest(self, most: usize) -> Self {
+        Self { most: Some(most), ..self }
     }
 
     /// Continues from stored hidden states before layer `next_layer`, those of the inputs' tokens.
@@ -119,7 +137,7 @@ impl Pass {
         let rows = Rows::new(model.config(), inputs.iter().map(Input::span), model.device());
         let part = HeadGroup { inputs: (0..inputs.len()).collect(), rows, hidden, head: None };
         let observer = model.observer().filter(|observer| observer.follows());
-        Ok(Self { parts: vec![part], heads, next_layer, observer, step: None, recorded: None })
+        Ok(Self { parts: vec![part], heads, next_layer, observer, step: None, most: None, recorded: None })
     }
 
     /// Returns the layer that [`step`](Self::step) runs next, or the number of layers when all have run.
@@ -170,11 +188,11 @@ impl Pass {
     fn run_layer(&mut self, model: &Decoder, caches: &mut [&mut SequenceCache]) -> Result<(), ModelError> {
         if let Some(step) = self.step.take() {
             let inputs = step.inputs();
-            if let Some(logits) = model.run_recorded(&inputs, caches)? {
-                (self.recorded, self.next_layer) = (Some(logits), model.layers());
+            if let Some(result) = model.run_recorded(&inputs, caches, self.most)? {
+                (self.recorded, self.next_layer) = (Some(result), model.layers());
                 return Ok(());
             }
-            *self = Self::begin(model, &inputs)?;
+            *self = Self { most: self.most, ..Self::begin(model, &inputs)? };
         }
         let layer = self.next_layer;
         let positions_fit = self.parts.iter().all(|part| {
@@ -288,8 +306,34 @@ impl Pass {
         Ok(logits)
     }
 
+    /// Returns the likeliest tokens after the last token of each input of which `wanted` says so, likeliest first, as many as
+    /// the pass [was begun for](Self::with_likeliest) at most. Accelerators find them themselves, so that logits are not read.
+    pub fn likeliest(mut self, model: &Decoder, wanted: &[bool]) -> Result<Vec<Vec<Scored>>, ModelError> {
+        if let Some(StepResult::Likeliest(all)) = self.recorded {
+            let wanted = all.into_iter().zip(wanted).filter(|(_, wanted)| **wanted);
+            return Ok(wanted.map(|(likeliest, _)| likeliest).collect());
+        }
+        let most = self.most.unwrap_or(1);
+        let counts: Vec<usize> = wanted.iter().map(|wanted| usize::from(*wanted)).collect();
+        let (observer, began) = (self.observer.take(), Instant::now());
+        let logits = self.unembedded_last(model, &counts)?;
+        if let Some(observer) = observer {
+            observer.logits(logits.dims()[0], began);
+        }
+        if let Some(likeliest) = likeliest(logits.clone(), most) {
+            return Ok(likeliest.read(most)?);
+        }
+        let [rows, vocab] = logits.dims();
+        let logits = logits
+            .try_into_vec_as::<f32>()
+            .map_err(|error| ModelError::Readback { reason: error.to_string() })?;
+        transfers::count_read(rows * vocab * size_of::<f32>());
+        Ok(logits.chunks(vocab).map(|logits| reference(logits, most)).collect())
+    }
+
     fn unembedded_last(self, model: &Decoder, counts: &[usize]) -> Result<Tensor<2>, ModelError> {
-        if let Some(logits) = self.recorded {
+        if let Some(result) = self.recorded {
+            let logits = result.logits()?;
             let wanted: Vec<u32> =
                 (0..).zip(counts).filter(|(_, count)| **count > 0).map(|(row, _)| row).collect();
             return match wanted.len() {
@@ -331,8 +375,8 @@ impl Pass {
     }
 
     fn unembedded(self, model: &Decoder, wanted: LogitRows) -> Result<Tensor<2>, ModelError> {
-        if let Some(logits) = self.recorded {
-            return Ok(logits);
+        if let Some(result) = self.recorded {
+            return result.logits();
         }
         let mut of_members: Vec<(usize, Tensor<2>)> = Vec::with_capacity(self.heads.len());
         let alone = self.parts.len() == 1;

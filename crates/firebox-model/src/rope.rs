@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use burn::tensor::{Device, Tensor, TensorData};
 use firebox_kernels::rope::{rotate, rotate_by, rotate_normed};
+use firebox_kernels::transfers;
 
 use crate::config::{RopeConfig, RopeLayout, RopeScaling};
 use crate::norm::RmsNorm;
@@ -27,6 +28,7 @@ impl RopeTable {
         let pairs = config.width.div_ceil(2);
         let tables = config.angles(groups).map(|values| {
             let rows = values.len() / pairs;
+            transfers::count_upload();
             Tensor::from_data(TensorData::new(values, [rows, 1, pairs]), device)
         });
         Self::from_tables(config, tables)

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use firebox_kernels::step::{StepCounter, StepInput};
+use firebox_kernels::transfers;
 
 use crate::config::DecoderConfig;
 use crate::rope::RopeTable;
@@ -99,5 +100,6 @@ impl Group {
 /// Tokens that are known to be in the vocabulary, as a tensor.
 pub(crate) fn indices(tokens: &[u32], device: &Device) -> Tensor<1, Int> {
     let indices: Vec<i32> = tokens.iter().map(|&token| token as i32).collect();
+    transfers::count_upload();
     Tensor::from_data(TensorData::new(indices, [tokens.len()]), device)
 }

@@ -8,7 +8,7 @@ use firebox_testing::grammar::{Rule, rules};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use crate::decode::OutputState;
+use crate::decode::{OutputState, ScoreRow};
 use crate::{
     Draft, Drafter, Finish, Generation, GenerationConfig, Grammar, GrammarError, LookupDrafter, Model,
     ModelDrafter, RuntimeError, Sampler, SamplerConfig, Session, Speculation, Summary, device,
@@ -71,7 +71,7 @@ fn plainly(model: &Model, config: GenerationConfig) -> (Vec<u32>, Finish) {
             answer.end(Finish::Length);
             break;
         }
-        let token = answer.choose(&logits, session.tokens()).unwrap();
+        let token = answer.choose(ScoreRow::Logits(&logits), session.tokens()).unwrap();
         if answer.ends_at(token) {
             answer.end(Finish::Stop);
             break;

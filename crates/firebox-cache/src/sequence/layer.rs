@@ -50,7 +50,7 @@ impl SequenceCache {
 
     /// Calls `visit` for every page with slots of the pass: with a range of the pass's tokens, the page, and the slot of the
     /// first of them.
-    fn for_each_pass_page(&self, mut visit: impl FnMut(Range<usize>, &Page, usize)) {
+    pub(super) fn for_each_pass_page(&self, mut visit: impl FnMut(Range<usize>, &Page, usize)) {
         let Self { runs, len, pending, .. } = self;
         if *pending == 0 {
             return;

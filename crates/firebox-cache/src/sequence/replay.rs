@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use burn::tensor::Tensor;
 use firebox_kernels::attention::KvTensor;
+use firebox_kernels::step::{StepCounter, write_row};
 
 use super::SequenceCache;
 use crate::error::CacheError;
@@ -32,6 +33,23 @@ impl SequenceCache {
     pub fn store_hidden_states(&mut self, layer: usize, states: Tensor<2>) {
         let states = LayerKv::HiddenStates(KvTensor::Float(states.unsqueeze_dim(0)));
         self.write_pass(layer, |tokens| states.part(tokens));
+    }
+
+    /// Stores row `row` of `states`, `[rows, width]`, as the hidden state of the only token of a recorded step.
+    pub fn store_recorded_state(
+        &mut self,
+        layer: usize,
+        states: &Tensor<2>,
+        row: usize,
+        steps: &StepCounter,
+    ) {
+        self.for_each_pass_page(|_, page, at| {
+            page.write_states_with(layer, at, |kept| {
+                if let KvTensor::Float(kept) = kept {
+                    kept.inplace(|kept| write_row(kept, at, states.clone(), row, steps));
+                }
+            });
+        });
     }
 
     /// Prepares layers from `first` on to be computed again from stored hidden states. Returns chunks of at most `most`

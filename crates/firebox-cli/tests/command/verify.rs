@@ -94,6 +94,30 @@ fn tolerances_that_make_no_sense_are_refused() {
 }
 
 #[test]
+fn devices_are_compared_with_the_cpu_on_request() {
+    let model = fixture("reference/llama");
+    // There is nothing to compare the CPU with.
+    firebox_with(args!["verify", model, "--text", model.join("config.json")])
+        .fails(USAGE, &["--against", "--device"]);
+    firebox_with(args!["verify", model, "--tolerance", "0.1"]).fails(USAGE, &["--against", "--device"]);
+    assert!(firebox_with(args!["verify", model, "--json"]).ends_with(0).json()["comparison"].is_null());
+}
+
+#[cfg(feature = "ndarray")]
+#[test]
+fn another_device_is_compared_with_the_cpu() {
+    let model = fixture("reference/llama");
+    let ran = firebox_with(args!["verify", model, "--device", "ndarray", "--json"]).ends_with(0);
+    let compared = &ran.json()["comparison"];
+    assert_eq!((compared["passed"].as_bool(), compared["positions"].as_u64()), (Some(true), Some(128)));
+    assert!(compared["mean_kl_bits"].as_f64().unwrap() < 1e-6);
+    let ran = firebox_with(args!["verify", model, "--device", "ndarray"]).ends_with(0);
+    assert!(ran.stdout.contains("divergence") && ran.stdout.contains("greedy"), "{}", ran.stdout);
+    firebox_with(args!["verify", model, "--device", "ndarray", "--text", "nowhere"])
+        .fails(UNUSABLE, &["--text", "nowhere"]);
+}
+
+#[test]
 fn a_sound_directory_passes_without_hashes() {
     for model in
         ["reference/gemma3_text", "variants/llama-sharded-bf16", "reference/bert", "gguf/phi3/model.gguf"]

@@ -83,7 +83,7 @@ pub(super) fn first_token(
     now: Duration,
     sink: EventSink<'_>,
 ) -> Result<bool, EngineError> {
-    let Some(logits) = sequence.take_first_logits() else { return Ok(false) };
+    let Some(scores) = sequence.take_first_scores() else { return Ok(false) };
     let id = sequence.id;
-    sequence.advance(logits, now, &mut |event| sink(id, event))
+    sequence.advance(scores, now, &mut |event| sink(id, event))
 }

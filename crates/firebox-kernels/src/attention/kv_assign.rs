@@ -43,6 +43,19 @@ impl KvTensor {
     /// # Panics
     /// As [`assign`](Self::assign) does.
     pub fn assign_both(sides: [&mut Self; 2], at: usize, added: [Self; 2]) {
+        Self::replace_both(sides, at, added, false);
+    }
+
+    /// [`assign_both`](Self::assign_both), but accelerators write floats in place even if the tensors are shared, for keys and values
+    /// whose other views show other positions: those of a page, which shares its memory with other pages.
+    ///
+    /// # Panics
+    /// As [`assign`](Self::assign) does.
+    pub fn overwrite_both(sides: [&mut Self; 2], at: usize, added: [Self; 2]) {
+        Self::replace_both(sides, at, added, true);
+    }
+
+    fn replace_both(sides: [&mut Self; 2], at: usize, added: [Self; 2], _in_place: bool) {
         #[cfg(any(feature = "wgpu", feature = "cuda"))]
         if let ([Self::Float(keys), Self::Float(values)], [Self::Float(new_keys), Self::Float(new_values)]) =
             (&sides, &added)
@@ -51,7 +64,7 @@ impl KvTensor {
             && (keys.dims(), keys.dtype()) == (values.dims(), values.dtype())
             && new_keys.dims() == new_values.dims()
         {
-            return Self::assign_at_once(sides, at, added);
+            return Self::assign_at_once(sides, at, added, _in_place);
         }
         for (side, added) in sides.into_iter().zip(added) {
             side.assign(at, added);
@@ -59,7 +72,12 @@ impl KvTensor {
     }
 
     #[cfg(any(feature = "wgpu", feature = "cuda"))]
-    fn assign_at_once([keys, values]: [&mut Self; 2], at: usize, [new_keys, new_values]: [Self; 2]) {
+    fn assign_at_once(
+        [keys, values]: [&mut Self; 2],
+        at: usize,
+        [new_keys, new_values]: [Self; 2],
+        in_place: bool,
+    ) {
         keys.check_added(at, &new_keys);
         values.check_added(at, &new_values);
         let (Self::Float(keys), Self::Float(values)) = (keys, values) else {
@@ -71,7 +89,7 @@ impl KvTensor {
         keys.inplace(|keys| {
             let mut kept = None;
             values.inplace(|values| {
-                let [keys, values] = cube::assign_both([keys, values], at, [new_keys, new_values]);
+                let [keys, values] = cube::assign_both([keys, values], at, [new_keys, new_values], in_place);
                 kept = Some(keys);
                 values
             });

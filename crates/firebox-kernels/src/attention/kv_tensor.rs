@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, Dispatch, ExtensionType};
-use burn::tensor::{Int, Tensor};
+use burn::tensor::{DType, Device, Int, Tensor};
 
 /// Bytes of a word.
 const WORD: usize = 4;
@@ -26,6 +26,23 @@ pub enum KvTensor {
 }
 
 impl KvTensor {
+    /// Allocates zeros for `count` pairs of keys and values, `[kv_heads, positions, head_dim]` each, in one memory, so that a kernel reads
+    /// all of them from one buffer. Such tensors are written by [`overwrite_both`](Self::overwrite_both); other writes copy them.
+    ///
+    /// Returns `None` on the CPU, and if the device cannot bind a buffer from each of them on.
+    pub fn pairs(shape: [usize; 3], count: usize, device: &Device, dtype: DType) -> Option<Vec<[Self; 2]>> {
+        #[cfg(any(feature = "wgpu", feature = "cuda"))]
+        {
+            let pairs = super::cube::view::pairs(shape, count, device, dtype)?;
+            Some(pairs.into_iter().map(|pair| pair.map(Self::Float)).collect())
+        }
+        #[cfg(not(any(feature = "wgpu", feature = "cuda")))]
+        {
+            let _ = (shape, count, device, dtype);
+            None
+        }
+    }
+
     /// Returns a slice of the positions, without a copy.
     pub fn part(&self, positions: Range<usize>) -> Self {
         let (start, count) = (positions.start, positions.len());

@@ -5,9 +5,11 @@ use std::ops::Range;
 use burn::tensor::Tensor;
 
 use super::KvTensor;
+use super::batch_attention;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 use super::cube;
 use super::head_transform::HeadTransform;
+use super::span::AttentionSequence;
 use crate::linear::RowNorm;
 use crate::norm::rms_norm;
 use crate::rope::rotate;
@@ -47,8 +49,8 @@ impl RopeAndCache {
         Self(Kind::Plain([placed(query, query_norm), placed(key, key_norm), value]))
     }
 
-    /// Writes the keys and values of some rows to the positions from `at` on, as [`KvTensor::assign_both`] does. Every row has to be
-    /// written once before [`query`](Self::query).
+    /// Writes the keys and values of some rows to the positions from `at` on, as [`KvTensor::overwrite_both`] does. Every row has to be
+    /// written once before [`query`](Self::query) or [`attend`](Self::attend).
     ///
     /// # Panics
     /// As [`KvTensor::assign`] does.
@@ -57,7 +59,7 @@ impl RopeAndCache {
             #[cfg(any(feature = "wgpu", feature = "cuda"))]
             Kind::Cube(heads_cache) => {
                 let (KvTensor::Float(kept_keys), KvTensor::Float(kept_values)) = (keys, values) else {
-                    panic!("bytes are kept by `KvTensor::assign_both`")
+                    panic!("bytes are kept by `KvTensor::overwrite_both`")
                 };
                 let end = at + rows.len();
                 for kept in [&*kept_keys, &*kept_values] {
@@ -82,8 +84,18 @@ impl RopeAndCache {
                 let part = |heads: &Tensor<3>| {
                     KvTensor::Float(heads.clone().narrow(0, rows.start, rows.len()).swap_dims(0, 1))
                 };
-                KvTensor::assign_both([keys, values], at, [part(key), part(value)]);
+                KvTensor::overwrite_both([keys, values], at, [part(key), part(value)]);
             }
+        }
+    }
+
+    /// Computes [attention](batch_attention) of the transformed queries to spans that hold what was [written](Self::write). On accelerators
+    /// rows of decode steps are transformed, written and attend in one launch.
+    pub fn attend(self, sequences: Vec<AttentionSequence>) -> Tensor<2> {
+        match self.0 {
+            #[cfg(any(feature = "wgpu", feature = "cuda"))]
+            Kind::Cube(heads_cache) if heads_cache.attends() => heads_cache.attend(sequences),
+            _ => batch_attention(self.query(), sequences),
         }
     }
 

@@ -185,6 +185,18 @@ pub fn dequantize_blocks(bytes: Tensor<2, Int>, format: BlockFormat) -> Tensor<2
     Tensor::from_dispatch(<DispatchBackend as BlockOps>::dequantize_blocks(bytes.into_dispatch(), format))
 }
 
+/// Multiplies with operands rounded to f16, as accelerators with matrix units do with many rows. For tests.
+///
+/// Returns `None` where the device lacks f16 or matrix units that are asked for, or has no kernel for the weight.
+///
+/// # Panics
+/// If the tensors are not on one accelerator.
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+#[doc(hidden)]
+pub fn multiply_in_halves(x: Tensor<2>, weight: Weight, matrix_units: bool) -> Option<Tensor<2>> {
+    cube::multiply_in_halves(x, weight, matrix_units)
+}
+
 /// Returns whether a device multiplies with weights of a dtype and number of inputs without converting them first. Accelerators
 /// without bf16 read two such numbers from a word; no other operation works on such tensors there.
 pub fn supports_weight(device: &Device, dtype: DType, inputs: usize) -> bool {

@@ -5,10 +5,16 @@ use std::fmt;
 use burn::tensor::{Bytes, DType, Device, Int, Shape, Tensor};
 use burn_cubecl::CubeBackend;
 use burn_cubecl::cubecl::client::{Client, Graph as ClientGraph};
+use burn_cubecl::cubecl::ir::ElemType;
+use burn_cubecl::cubecl::{self, prelude::*};
+use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 
-use super::StepError;
+use super::{StepCounter, StepError};
 use crate::cube;
+
+/// Units of a cube.
+const UNITS: u32 = 128;
 
 /// A buffer of words.
 pub(crate) type Buffer = CubeTensor;
@@ -47,6 +53,52 @@ pub(super) fn supports(device: &Device) -> bool {
 
 pub(super) fn copy(logits: &Tensor<2>) -> Tensor<2> {
     Tensor::from_primitive::<CubeBackend>(cube::primitive(logits.clone()).copy())
+}
+
+pub(super) fn write_row(
+    kept: Tensor<3>,
+    at: usize,
+    rows: Tensor<2>,
+    row: usize,
+    steps: &StepCounter,
+) -> Tensor<3> {
+    let kept = into_contiguous(cube::primitive(kept));
+    // A copy may have room between its rows.
+    let kept = if kept.can_mut() { kept } else { into_contiguous(kept.copy()) };
+    let rows = cube::floats(cube::primitive(rows));
+    let [_, width] = cube::dims(&rows);
+    let kind = cube::element(&kept);
+    copy_row::launch(
+        &kept.client.clone(),
+        cube::cubes(width.div_ceil(UNITS as usize)),
+        CubeDim::new_1d(UNITS),
+        rows.into_buffer_arg(),
+        steps.counter.clone().into_buffer_arg(),
+        kept.clone().into_buffer_arg(),
+        width as u32,
+        row as u32,
+        at as u32,
+        kind,
+    );
+    Tensor::from_primitive::<CubeBackend>(kept)
+}
+
+/// A unit for every number of the row.
+#[cube(launch)]
+fn copy_row<F: Float>(
+    rows: &[f32],
+    steps: &[u32],
+    kept: &mut [F],
+    width: u32,
+    row: u32,
+    at: u32,
+    #[define(F)] _kept: ElemType,
+) {
+    let element = CUBE_POS as u32 * UNITS + UNIT_POS;
+    if element < width {
+        let number = rows[(row * width + element) as usize];
+        kept[((at + steps[0]) * width + element) as usize] = F::cast_from(number);
+    }
 }
 
 /// Allocates `words` zeros, if the device is an accelerator.

@@ -2,7 +2,7 @@
 
 use burn::tensor::{Device, Int, Tensor};
 
-use super::StepError;
+use super::{StepCounter, StepError};
 
 /// A buffer that no device has.
 #[derive(Debug, Clone, Copy)]
@@ -26,6 +26,10 @@ pub(super) fn supports(_: &Device) -> bool {
 
 pub(super) fn copy(logits: &Tensor<2>) -> Tensor<2> {
     logits.clone()
+}
+
+pub(super) fn write_row(_: Tensor<3>, _: usize, _: Tensor<2>, _: usize, steps: &StepCounter) -> Tensor<3> {
+    match steps.counter {}
 }
 
 pub(super) fn allocate(_: &Device, _: usize) -> Option<Buffer> {

@@ -3,6 +3,7 @@
 use firebox_cache::SequenceCache;
 use firebox_model::LogitRows;
 
+use crate::decode::{ScoreRow, Scores};
 use crate::readback::read_floats;
 use crate::{RuntimeError, Session};
 
@@ -11,22 +12,21 @@ use crate::{RuntimeError, Session};
 pub struct DraftBranch {
     /// Tokens behind the last one that was chosen.
     pub draft: Vec<u32>,
-    /// Logits after the last chosen token, and after each token of the draft.
-    logits: Vec<f32>,
+    /// Scores after the last chosen token, and after each token of the draft.
+    scores: Scores,
     /// The branch's keys, values and states; absent for the branch that the session itself holds.
     cache: Option<SequenceCache>,
 }
 
 impl DraftBranch {
-    /// A branch that the session itself holds: a draft, and the logits of a pass over the last chosen token and the draft.
-    pub fn new(draft: Vec<u32>, logits: Vec<f32>) -> Self {
-        Self { draft, logits, cache: None }
+    /// A branch that the session itself holds: a draft, and the scores of a pass over the last chosen token and the draft.
+    pub fn new(draft: Vec<u32>, scores: Scores) -> Self {
+        Self { draft, scores, cache: None }
     }
 
-    /// Logits after the first `drafted` tokens of the draft.
-    pub fn logits_after(&self, drafted: usize) -> &[f32] {
-        let width = self.logits.len() / (1 + self.draft.len());
-        &self.logits[drafted * width..][..width]
+    /// Scores after the first `drafted` tokens of the draft.
+    pub fn scores_after(&self, drafted: usize) -> ScoreRow<'_> {
+        self.scores.row(drafted, 1 + self.draft.len())
     }
 }
 
@@ -42,13 +42,17 @@ impl Session {
 
     /// Takes the accepted tokens and the drafts behind them through the layers in one pass. The session holds the first
     /// branch then. Branches that the pass or the pool has no room for are left out; without room for the first there is
-    /// no draft.
-    pub(crate) fn forward_drafts(&mut self, drafts: Vec<Vec<u32>>) -> Result<Vec<DraftBranch>, RuntimeError> {
-        let Some(longest) = drafts.iter().map(Vec::len).max() else { return self.forward_accepted() };
+    /// no draft. Without one the likeliest `most` tokens suffice, if there is a number.
+    pub(crate) fn forward_drafts(
+        &mut self,
+        drafts: Vec<Vec<u32>>,
+        most: Option<usize>,
+    ) -> Result<Vec<DraftBranch>, RuntimeError> {
+        let Some(longest) = drafts.iter().map(Vec::len).max() else { return self.forward_accepted(most) };
         let length = self.reserve(longest)?;
         let behind = self.tokens[self.cache.len()..].to_vec();
         let tokens: Vec<Vec<u32>> = drafts.iter().map(|draft| [&behind[..], draft].concat()).collect();
-        let Some(mut branches) = self.branches_for(&tokens) else { return self.forward_accepted() };
+        let Some(mut branches) = self.branches_for(&tokens) else { return self.forward_accepted(most) };
         let tokens: Vec<&[u32]> = tokens.iter().take(1 + branches.len()).map(Vec::as_slice).collect();
         let logits = self.forward(&tokens, &mut branches, length, LogitRows::All)?;
         self.tokens.extend_from_slice(&drafts[0]);
@@ -59,16 +63,17 @@ impl Session {
         let branches = drafts.into_iter().zip(caches).map(|(draft, cache)| {
             let wanted = rows + behind.len() - 1..rows + behind.len() + draft.len();
             rows = wanted.end;
-            DraftBranch { draft, logits: logits[wanted.start * vocab..wanted.end * vocab].to_vec(), cache }
+            let scores = Scores::Logits(logits[wanted.start * vocab..wanted.end * vocab].to_vec());
+            DraftBranch { draft, scores, cache }
         });
         Ok(branches.collect())
     }
 
     /// Takes the accepted tokens through the layers without a draft.
-    fn forward_accepted(&mut self) -> Result<Vec<DraftBranch>, RuntimeError> {
+    fn forward_accepted(&mut self, most: Option<usize>) -> Result<Vec<DraftBranch>, RuntimeError> {
         let Some(last) = self.tokens.pop() else { return Ok(Vec::new()) };
-        match self.feed(&[last]) {
-            Ok(logits) => Ok(vec![DraftBranch::new(Vec::new(), logits)]),
+        match self.feed_scored(&[last], most) {
+            Ok(scores) => Ok(vec![DraftBranch::new(Vec::new(), scores)]),
             Err(error) => {
                 self.append(last);
                 Err(error)

@@ -35,9 +35,9 @@ impl GenerationStart {
         let mut timing = Timing::begin(Duration::ZERO, session.meters());
         timing.set_running(true);
         let mut state = DecodeState::new(output, timing);
-        let prompt_tokens = match session.feed(prompt) {
-            Ok(logits) => {
-                state.receive(session, vec![DraftBranch::new(Vec::new(), logits)], None);
+        let prompt_tokens = match session.feed_scored(prompt, state.candidates()) {
+            Ok(scores) => {
+                state.receive(session, vec![DraftBranch::new(Vec::new(), scores)], None);
                 prompt.len()
             }
             Err(RuntimeError::Cancelled) => {

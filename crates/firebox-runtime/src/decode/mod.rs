@@ -4,7 +4,7 @@
 //!   drafts in step with the choices. A [`Generation`] drives it for one session, a batch for each of its sequences.
 //!   [`draft_together`] drafts for all sequences of a batch, by the measured [`PassCosts`].
 //! - [`OutputState`] turns chosen tokens into text: grammar, stop strings, control tokens, log-probabilities.
-//! - [`Sampler`] chooses a token from logits.
+//! - [`Sampler`] chooses a token from [`Scores`]: logits, or the likeliest tokens alone where they suffice.
 //! - [`Speculation`] drafts tokens that a pass verifies together with the token before them.
 
 mod branch;
@@ -17,6 +17,7 @@ mod paused_generation;
 mod piece;
 mod sampler;
 mod sampler_config;
+mod scores;
 mod speculation;
 mod state;
 mod timing;
@@ -31,6 +32,8 @@ pub use paused_generation::{PartialOutput, PausedGeneration};
 pub use piece::{Finish, Piece, Summary};
 pub use sampler::{Sampler, likeliest};
 pub use sampler_config::SamplerConfig;
+pub(crate) use scores::ScoreRow;
+pub use scores::Scores;
 pub use speculation::{
     BatchDraft, DRAFT_BRANCHES, DRAFT_TOKENS, Draft, Drafter, LookupDrafter, ModelDrafter, PassCosts,
     Speculation, draft_together,

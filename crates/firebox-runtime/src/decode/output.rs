@@ -7,7 +7,7 @@ use firebox_text::{Detokenizer, StopStrings, Tokenizer};
 
 use crate::decode::{
     Finish, GenerationConfig, LogProbabilities, OutputSnapshot, PartialOutput, PausedGeneration, Piece,
-    Sampler, likeliest,
+    Sampler, ScoreRow, likeliest,
 };
 use crate::{Charge, Constraint, GrammarError, RequestGrammar, RuntimeError};
 
@@ -141,9 +141,23 @@ impl OutputState {
         })
     }
 
-    /// Chooses the token that follows the logits, in a sequence of `tokens`. The token is then either [added](Self::add) or
-    /// ends the answer.
-    pub(crate) fn choose(&mut self, logits: &[f32], tokens: &[u32]) -> Result<u32, RuntimeError> {
+    /// Returns how many of the likeliest tokens it chooses from, if it needs no other scores: a grammar and log-probabilities
+    /// take all logits.
+    pub(crate) fn candidates(&self) -> Option<usize> {
+        let needs_all = self.constraint.is_some() || self.config.logprobs.is_some();
+        self.sampler.candidates_needed().filter(|_| !needs_all)
+    }
+
+    /// Chooses the token that follows the scores, in a sequence of `tokens`. The token is then either [added](Self::add) or
+    /// ends the answer. The likeliest tokens suffice where [`candidates`](Self::candidates) says so.
+    pub(crate) fn choose(&mut self, scores: ScoreRow<'_>, tokens: &[u32]) -> Result<u32, RuntimeError> {
+        let logits = match scores {
+            ScoreRow::Logits(logits) => logits,
+            ScoreRow::Likeliest(likeliest) => {
+                self.logprobs = None;
+                return Ok(self.sampler.sample_likeliest(likeliest));
+            }
+        };
         let token = match &mut self.constraint {
             None => self.sampler.sample(logits, tokens),
             Some(constraint) => {

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::cmp::Ordering;
 use std::collections::HashMap;
 
+use firebox_kernels::likeliest::{MAX_LIKELIEST, Scored};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
@@ -60,6 +61,28 @@ impl Sampler {
         }
     }
 
+    /// Returns how many of the likeliest tokens it chooses from, if it needs no other logits and devices find so many.
+    pub(crate) fn candidates_needed(&self) -> Option<usize> {
+        match self.config.top_k {
+            _ if self.changes_logits() => None,
+            _ if self.config.temperature == 0.0 => Some(1),
+            k => (1..=MAX_LIKELIEST).contains(&k).then_some(k),
+        }
+    }
+
+    /// Returns the next token, given [as many](Self::candidates_needed) of the likeliest tokens as it chooses from: the token
+    /// that [`sample`](Self::sample) returns, given all logits.
+    pub(crate) fn sample_likeliest(&mut self, likeliest: &[Scored]) -> u32 {
+        let Some((first, _)) = likeliest.first() else { return 0 };
+        if self.config.temperature == 0.0 {
+            return *first;
+        }
+        let kept = likeliest.iter().take(self.config.top_k);
+        let candidates = kept.map(|&(token, logit)| Candidate { token, logit, probability: 0.0 }).collect();
+        let filtered = self.filtered(candidates);
+        self.draw(&filtered)
+    }
+
     /// Returns the tokens that [`sample`](Self::sample) would choose from, likeliest first, with their probabilities.
     pub fn probabilities(&self, logits: &[f32], tokens: &[u32]) -> Vec<(u32, f32)> {
         match self.left(logits, tokens) {
@@ -78,22 +101,43 @@ impl Sampler {
         if self.config.temperature == 0.0 {
             return Left::One(likeliest(&logits));
         }
-        let mut candidates = self.candidates(&logits);
+        let candidates = self.candidates(&logits);
         if candidates.is_empty() {
             return Left::One(likeliest(&logits));
         }
+        Left::Several(self.filtered(candidates))
+    }
+
+    /// Returns what filters leave of the candidates, with their probabilities at the configured temperature.
+    fn filtered(&self, mut candidates: Vec<Candidate>) -> Vec<Candidate> {
+        let highest = candidates.iter().fold(f32::NEG_INFINITY, |highest, one| highest.max(one.logit));
+        for candidate in &mut candidates {
+            let distance = candidate.logit - highest;
+            // Infinity minus itself is not a number; two such logits are equally likely.
+            let distance = if distance.is_nan() { 0.0 } else { distance };
+            candidate.probability = (distance / self.config.temperature).exp();
+        }
+        normalise(&mut candidates);
         keep_typical(&mut candidates, self.config.typical_p);
         keep_top_p(&mut candidates, self.config.top_p);
         keep_min_p(&mut candidates, self.config.min_p);
-        Left::Several(candidates)
+        candidates
+    }
+
+    /// Returns true if penalties or biases change logits.
+    fn changes_logits(&self) -> bool {
+        self.penalises() || !self.config.logit_bias.is_empty()
+    }
+
+    fn penalises(&self) -> bool {
+        let SamplerConfig { repetition_penalty, frequency_penalty, presence_penalty, .. } = self.config;
+        repetition_penalty != 1.0 || frequency_penalty != 0.0 || presence_penalty != 0.0
     }
 
     /// Returns the logits after penalties and biases, copied only where there are any.
     fn adjusted<'l>(&self, logits: &'l [f32], tokens: &[u32]) -> Cow<'l, [f32]> {
-        let SamplerConfig { repetition_penalty, frequency_penalty, presence_penalty, .. } = self.config;
-        let penalised = repetition_penalty != 1.0 || frequency_penalty != 0.0 || presence_penalty != 0.0;
         let mut logits = Cow::Borrowed(logits);
-        if penalised {
+        if self.penalises() {
             self.penalise(logits.to_mut(), tokens);
         }
         for (&token, &bias) in &self.config.logit_bias {
@@ -118,7 +162,8 @@ impl Sampler {
         }
     }
 
-    /// Returns the top-k tokens in any order, with their probabilities at the configured temperature.
+    /// Returns the top-k tokens, in order if they are few: sums of probabilities depend on their order in the last bits, and
+    /// tokens that a device has found come in order.
     fn candidates(&self, logits: &[f32]) -> Vec<Candidate> {
         let mut candidates: Vec<Candidate> = logits
             .iter()
@@ -134,14 +179,9 @@ impl Sampler {
             candidates.select_nth_unstable_by(kept, likelier);
             candidates.truncate(kept);
         }
-        let highest = candidates.iter().fold(f32::NEG_INFINITY, |highest, one| highest.max(one.logit));
-        for candidate in &mut candidates {
-            let distance = candidate.logit - highest;
-            // Infinity minus itself is not a number; two such logits are equally likely.
-            let distance = if distance.is_nan() { 0.0 } else { distance };
-            candidate.probability = (distance / self.config.temperature).exp();
+        if (1..=MAX_LIKELIEST).contains(&self.config.top_k) {
+            candidates.sort_unstable_by(likelier);
         }
-        normalise(&mut candidates);
         candidates
     }
 
@@ -195,9 +235,10 @@ pub fn likeliest(logits: &[f32]) -> u32 {
     logits.iter().position(|logit| *logit == highest).unwrap_or(0) as u32
 }
 
-/// Orders likelier candidates first. Ties go to the lower token, so that the order is unique.
+/// Orders likelier candidates first. Ties go to the lower token, so that the order is unique. Both zeros are equal, as the sum
+/// with zero is positive.
 fn likelier(a: &Candidate, b: &Candidate) -> Ordering {
-    b.logit.total_cmp(&a.logit).then(a.token.cmp(&b.token))
+    (b.logit + 0.0).total_cmp(&(a.logit + 0.0)).then(a.token.cmp(&b.token))
 }
 
 fn normalise(candidates: &mut [Candidate]) {
@@ -261,6 +302,7 @@ fn keep_min_p(candidates: &mut Vec<Candidate>, ratio: f32) {
 
 #[cfg(test)]
 mod tests {
+    use firebox_kernels::likeliest::reference;
     use proptest::prelude::*;
 
     use super::*;
@@ -389,6 +431,21 @@ mod tests {
             let first = drawn(config.clone(), &logits, 5);
             prop_assert!(first.iter().all(|&token| (token as usize) < logits.len()));
             prop_assert_eq!(first, drawn(config, &logits, 5));
+        }
+
+        #[test]
+        fn the_likeliest_tokens_alone_give_the_same_draws(
+            logits in prop::collection::vec(prop_oneof![12 => (-32i8..32).prop_map(|logit| f32::from(logit) / 4.0),
+                1 => Just(f32::NAN), 1 => Just(f32::INFINITY), 1 => Just(f32::NEG_INFINITY), 1 => Just(-0.0)], 1..600),
+            temperature in prop_oneof![Just(0f32), 0.01f32..3.0],
+            top_k in 1usize..=MAX_LIKELIEST, top_p in 0f32..=1.0, min_p in 0f32..=1.0, typical_p in 0f32..=1.0,
+            spare in 0usize..9, seed: u64,
+        ) {
+            let config = SamplerConfig { temperature, top_k, top_p, min_p, typical_p, seed, ..SamplerConfig::default() };
+            let mut sampler = Sampler::new(config.clone()).unwrap();
+            let found = reference(&logits, sampler.candidates_needed().unwrap() + spare);
+            let sampled: Vec<u32> = (0..5).map(|_| sampler.sample_likeliest(&found)).collect();
+            prop_assert_eq!(drawn(config, &logits, 5), sampled);
         }
 
         #[test]

@@ -4,7 +4,8 @@ use std::time::{Duration, Instant};
 
 use crate::decode::branch::DraftBranch;
 use crate::decode::{
-    DRAFT_TOKENS, Finish, OutputState, PartialOutput, PausedGeneration, Piece, Speculation, Summary, Timing,
+    DRAFT_TOKENS, Finish, OutputState, PartialOutput, PausedGeneration, Piece, Scores, Speculation, Summary,
+    Timing,
 };
 use crate::session::Snapshot;
 use crate::telemetry::Counter;
@@ -138,7 +139,7 @@ impl DecodeState {
         }
         let Some(branch) = &self.branch else { return Ok(None) };
         let chosen = &session.tokens()[..self.len(session)];
-        self.output.choose(branch.logits_after(self.accepted), chosen).map(Some)
+        self.output.choose(branch.scores_after(self.accepted), chosen).map(Some)
     }
 
     fn append(&mut self, token: u32, session: &mut Session, speculation: Option<&mut Speculation>) {
@@ -178,7 +179,7 @@ impl DecodeState {
         let snapshot = (!drafts.is_empty()).then(|| session.snapshot());
         let behind = session.uncached_tokens();
         let began = Instant::now();
-        let branches = session.forward_drafts(drafts)?;
+        let branches = session.forward_drafts(drafts, self.output.candidates())?;
         let (count, drafted) = self.receive(session, branches, snapshot);
         if let Some(speculation) = speculation {
             speculation.passed(count * behind + drafted, began.elapsed());
@@ -230,12 +231,17 @@ impl DecodeState {
         self.pending
     }
 
-    /// Takes the logits of a pass that ended with the last chosen token and the draft that was appended for it.
-    pub fn receive_logits(&mut self, session: &Session, logits: Vec<f32>) {
+    /// Returns how many of the likeliest tokens suffice for the choice after a pass, if no other scores are needed.
+    pub fn candidates(&self) -> Option<usize> {
+        self.output.candidates().filter(|_| self.pending == 0)
+    }
+
+    /// Takes the scores of a pass that ended with the last chosen token and the draft that was appended for it.
+    pub fn receive_scores(&mut self, session: &Session, scores: Scores) {
         let draft = session.tokens()[session.tokens().len() - self.pending..].to_vec();
         let snapshot = self.snapshot.take();
         self.pending = 0;
-        self.receive(session, vec![DraftBranch::new(draft, logits)], snapshot);
+        self.receive(session, vec![DraftBranch::new(draft, scores)], snapshot);
     }
 
     /// Returns the branches of a draft to verify in the next pass.

@@ -5,10 +5,12 @@ use std::sync::atomic::Ordering;
 
 use burn::tensor::Tensor;
 use firebox_cache::SequenceCache;
+use firebox_kernels::likeliest::{self, Scored};
 use firebox_model::{Input, LogitRows, ModelError};
 
 use super::Session;
 use crate::RuntimeError;
+use crate::decode::Scores;
 use crate::memory::release_after_prompt;
 use crate::readback::read_floats;
 
@@ -16,18 +18,54 @@ use crate::readback::read_floats;
 /// attention scores of a chunk stay small.
 pub const PREFILL_CHUNK: usize = 512;
 
+/// What is wanted of the tokens of a feed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Wanted {
+    /// Logits.
+    Rows(LogitRows),
+    /// So many of the likeliest tokens after the last.
+    Likeliest(usize),
+}
+
 impl Session {
     /// Feeds at least one token and returns the logits after the last.
     pub fn feed(&mut self, tokens: &[u32]) -> Result<Vec<f32>, RuntimeError> {
         let mut last = Vec::new();
-        self.feed_rows(tokens, LogitRows::Last, |logits| last = logits.to_vec())?;
+        self.feed_rows(tokens, Wanted::Rows(LogitRows::Last), |scores| {
+            if let Scores::Logits(logits) = scores {
+                last = logits;
+            }
+        })?;
+        release_after_prompt(tokens.len().min(self.chunk));
+        Ok(last)
+    }
+
+    /// Feeds at least one token and returns the scores after the last: the likeliest `most` tokens if there is a number and the
+    /// device finds them, or else all logits.
+    pub(crate) fn feed_scored(
+        &mut self,
+        tokens: &[u32],
+        most: Option<usize>,
+    ) -> Result<Scores, RuntimeError> {
+        let most = most.filter(|_| likeliest::supports(self.decoder.device()));
+        let wanted = most.map_or(Wanted::Rows(LogitRows::Last), Wanted::Likeliest);
+        let mut last = Scores::default();
+        self.feed_rows(tokens, wanted, |scores| last = scores)?;
         release_after_prompt(tokens.len().min(self.chunk));
         Ok(last)
     }
 
     /// Feeds at least one token and passes the logits after each of them to `on_rows`, several rows at a time.
-    pub fn feed_each_row(&mut self, tokens: &[u32], on_rows: impl FnMut(&[f32])) -> Result<(), RuntimeError> {
-        self.feed_rows(tokens, LogitRows::All, on_rows)
+    pub fn feed_each_row(
+        &mut self,
+        tokens: &[u32],
+        mut on_rows: impl FnMut(&[f32]),
+    ) -> Result<(), RuntimeError> {
+        self.feed_rows(tokens, Wanted::Rows(LogitRows::All), |scores| {
+            if let Scores::Logits(logits) = scores {
+                on_rows(&logits);
+            }
+        })
     }
 
     /// Accepts a token. It goes through the layers with the next feed.
@@ -35,14 +73,15 @@ impl Session {
         self.tokens.push(token);
     }
 
-    /// Feeds tokens chunk by chunk, after those that were accepted before and have not been through the layers. Logits are
+    /// Feeds tokens chunk by chunk, after those that were accepted before and have not been through the layers. Scores are
     /// computed for the fed tokens only.
     fn feed_rows(
         &mut self,
         tokens: &[u32],
-        rows: LogitRows,
-        mut on_rows: impl FnMut(&[f32]),
+        wanted: Wanted,
+        mut on_rows: impl FnMut(Scores),
     ) -> Result<(), RuntimeError> {
+        let wants_all = wanted == Wanted::Rows(LogitRows::All);
         if tokens.is_empty() {
             return Err(ModelError::NoTokens.into());
         }
@@ -56,23 +95,33 @@ impl Session {
             chunks += 1;
             let most = self.chunk.min(rest.len());
             // Logits of many rows may take more memory than all else.
-            let paid = self.residency.as_ref().filter(|_| rows == LogitRows::All && accepted < most);
+            let paid = self.residency.as_ref().filter(|_| wants_all && accepted < most);
             let paid = paid.map(|residency| residency.pay_for_logits(most - accepted)).transpose()?;
             let most = paid.as_ref().map_or(most, |(fit, _)| accepted + fit);
             let chunk: Vec<u32> = rest.drain(..most).collect();
             let old = accepted.min(chunk.len());
-            let without_logits = old == chunk.len() || (rows == LogitRows::Last && !rest.is_empty());
-            let logits = if without_logits {
-                self.encode(&chunk, length)?;
-                None
-            } else {
-                Some(self.forward(&[&chunk], &mut [], length, rows)?)
+            let without_logits = old == chunk.len() || (!wants_all && !rest.is_empty());
+            let logits = match wanted {
+                _ if without_logits => {
+                    self.encode(&chunk, length)?;
+                    None
+                }
+                Wanted::Likeliest(most) => {
+                    let likeliest = self.forward_likeliest(&chunk, length, most)?;
+                    self.tokens.extend_from_slice(&chunk[old..]);
+                    on_rows(Scores::Likeliest(likeliest));
+                    return Ok(());
+                }
+                Wanted::Rows(rows) => Some(self.forward(&[&chunk], &mut [], length, rows)?),
             };
             accepted -= old;
             self.tokens.extend_from_slice(&chunk[old..]);
             let Some(logits) = logits else { continue };
-            let logits = read_floats(logits)?;
-            on_rows(&logits[if rows == LogitRows::All { old * vocab } else { 0 }..]);
+            let mut logits = read_floats(logits)?;
+            if wants_all {
+                logits.drain(..old * vocab);
+            }
+            on_rows(Scores::Logits(logits));
         }
         Ok(())
     }
@@ -174,6 +223,20 @@ impl Session {
         let mut caches: Vec<_> = std::iter::once(&mut self.cache).chain(branches).collect();
         let logits = self.decoder.forward_together(&inputs, &mut caches, rows);
         logits.map_err(|error| self.undo_after(before, error))
+    }
+
+    /// Runs tokens through the layers, and returns the likeliest `most` tokens after the last.
+    fn forward_likeliest(
+        &mut self,
+        tokens: &[u32],
+        length: usize,
+        most: usize,
+    ) -> Result<Vec<Scored>, RuntimeError> {
+        let before = self.cache.len();
+        let input = Input { head: self.head.as_ref(), ..Input::new(tokens, self.cache.position(), length) };
+        let likeliest = self.decoder.forward_likeliest(&[input], &mut [&mut self.cache], most);
+        let rows = likeliest.map_err(|error| self.undo_after(before, error))?;
+        Ok(rows.into_iter().next().unwrap_or_default())
     }
 
     /// Runs tokens through the layers without logits.

@@ -4,7 +4,14 @@
 //! span, so a row's result does not depend on the rows beside it, unless there are few rows.
 
 mod blocks;
+mod few_rows;
+mod head_inputs;
+mod heads_kernels;
+mod memories;
+mod merged_rows;
+mod part_table;
 mod parts;
+mod parts_of_rows;
 mod reading;
 mod rope_and_cache;
 mod sides;
@@ -101,64 +108,73 @@ pub(super) fn is_supported(query: &Tensor<3>) -> bool {
     is_cube(&query.device()) && query.dims()[2] <= MAX_HEAD_DIM
 }
 
-/// See [`batch_attention`](super::batch_attention). Short spans share launches, also across parts, and a long span is split among cubes. Only
-/// rows with several partial results are merged.
+/// See [`batch_attention`](super::batch_attention). Sequences of few rows share launches. Of others, short spans share launches, also across
+/// parts, and a long span is split among cubes; only rows with several partial results are merged.
 ///
 /// # Panics
 /// If the tensors are not on an accelerator, or nothing is asked.
-pub(super) fn batch_attention(query: Tensor<3>, parts: Vec<AttentionSequence>) -> Tensor<2> {
+pub(super) fn batch_attention(query: Tensor<3>, sequences: Vec<AttentionSequence>) -> Tensor<2> {
     let query = floats(primitive(query));
     let [rows, heads, head_dim] = dims(&query);
-    let mut all = Gathered::of(&query, rows);
-    if parts.iter().any(|part| part.spans.iter().all(Span::is_empty)) {
-        all.output = zeroed(&query, [rows, heads, head_dim]);
-    }
-    let mut first = 0;
-    let parts: Vec<PartSpans> = parts
-        .into_iter()
-        .filter(|part| part.rows > 0)
-        .map(|AttentionSequence { rows, spans, params, steps }| {
-            let spans = spans.into_iter().filter(|span| !span.is_empty());
-            let spans = spans.map(|span| Sides::of(&query, span)).collect();
-            first += rows;
-            PartSpans { rows: first - rows..first, spans, scoring: Scoring { params, steps } }
-        })
-        .collect();
-    if can_batch(&parts, &query) {
-        attend_batch(&parts, &query, &all);
-    } else {
-        for PartSpans { rows: of_part, spans, scoring } in parts {
-            let rows = of_part.len();
-            let launches = together(spans, &query, rows);
-            let count: usize = launches.iter().map(|spans| parts_of(spans, &query, rows)).sum();
-            if count == 0 {
-                continue;
-            }
-            let gathered = (count > 1).then(|| Gathered::of(&query, count * rows));
-            let mut at = if count > 1 { 0 } else { of_part.start };
-            for spans in launches {
-                let into = gathered.as_ref().unwrap_or(&all);
-                attend(&spans, &query, of_part.clone(), scoring.clone(), into, at);
-                at += parts_of(&spans, &query, rows) * rows;
-            }
-            if let Some(gathered) = gathered {
-                gathered.merge(rows, count, count, &all, of_part.start);
-            }
-        }
-    }
-    let Gathered { output, .. } = all;
-    Tensor::<3>::from_primitive::<CubeBackend>(output).reshape([rows, heads * head_dim])
+    let all = Gathered::of_sequences(&query, &sequences);
+    attend_sequences(SequenceSpans::of(&query, sequences), &query, &all);
+    Tensor::<3>::from_primitive::<CubeBackend>(all.output).reshape([rows, heads * head_dim])
 }
 
-/// A part with its spans that are not empty.
-struct PartSpans {
+/// Computes attention of the rows of sequences.
+fn attend_sequences(sequences: Vec<SequenceSpans>, query: &CubeTensor, all: &Gathered) {
+    let (few, parts): (Vec<_>, Vec<_>) =
+        sequences.into_iter().partition(|sequence| few_rows::takes(sequence, query));
+    few_rows::attend(few, query, None, &all.output);
+    if can_batch(&parts, query) {
+        return attend_batch(&parts, query, all);
+    }
+    for SequenceSpans { rows: of_part, spans, scoring } in parts {
+        let rows = of_part.len();
+        let launches = together(spans, query, rows);
+        let count: usize = launches.iter().map(|spans| parts_of(spans, query, rows)).sum();
+        if count == 0 {
+            continue;
+        }
+        let gathered = (count > 1).then(|| Gathered::of(query, count * rows));
+        let mut at = if count > 1 { 0 } else { of_part.start };
+        for spans in launches {
+            let into = gathered.as_ref().unwrap_or(all);
+            attend(&spans, query, of_part.clone(), scoring.clone(), into, at);
+            at += parts_of(&spans, query, rows) * rows;
+        }
+        if let Some(gathered) = gathered {
+            gathered.merge(rows, count, count, all, of_part.start);
+        }
+    }
+}
+
+/// Rows of a sequence, and its spans that are not empty.
+struct SequenceSpans {
     rows: Range<usize>,
     spans: Vec<Sides>,
     scoring: Scoring,
 }
 
+impl SequenceSpans {
+    /// The sequences of a query's rows, one after the other, apart from those without rows.
+    fn of(query: &CubeTensor, sequences: Vec<AttentionSequence>) -> Vec<Self> {
+        let mut first = 0;
+        sequences
+            .into_iter()
+            .filter(|sequence| sequence.rows > 0)
+            .map(|AttentionSequence { rows, spans, params, steps }| {
+                let spans = spans.into_iter().filter(|span| !span.is_empty());
+                let spans = spans.map(|span| Sides::of(query, span)).collect();
+                first += rows;
+                Self { rows: first - rows..first, spans, scoring: Scoring { params, steps } }
+            })
+            .collect()
+    }
+}
+
 /// Returns whether the spans of several parts can share launches: short spans of one form, and equally many rows in each part.
-fn can_batch(parts: &[PartSpans], query: &CubeTensor) -> bool {
+fn can_batch(parts: &[SequenceSpans], query: &CubeTensor) -> bool {
     let [first, _, ..] = parts else { return false };
     let (rows, binds) = (first.rows.len(), query.client.properties().hardware.max_bindings);
     let same_scores = |one: &AttentionParams, other: &AttentionParams| {
@@ -174,7 +190,7 @@ fn can_batch(parts: &[PartSpans], query: &CubeTensor) -> bool {
 }
 
 /// Computes attention of all parts in launches of up to [`TOGETHER`] spans, followed by one merge.
-fn attend_batch(parts: &[PartSpans], query: &CubeTensor, all: &Gathered) {
+fn attend_batch(parts: &[SequenceSpans], query: &CubeTensor, all: &Gathered) {
     let (rows, scoring) = (parts[0].rows.len(), &parts[0].scoring);
     let total = parts.len() * rows;
     let most = parts.iter().map(|part| part.spans.len()).max().unwrap_or(0);
@@ -208,17 +224,22 @@ fn attend_batch(parts: &[PartSpans], query: &CubeTensor, all: &Gathered) {
     }
 }
 
-/// Overwrites the keys and values from position `at` on, converted to the type of the stored tensors. Writes in place if the
+/// Overwrites the keys and values from position `at` on, converted to the type of the stored tensors. Writes `in_place`, or if the
 /// stored tensors are not shared. All shapes are those of [`KvTensor::assign`](super::KvTensor::assign), and keys and values
 /// have the same shape.
 ///
 /// # Panics
 /// If the tensors are not on an accelerator.
-pub(super) fn assign_both(kept: [Tensor<3>; 2], at: usize, added: [Tensor<3>; 2]) -> [Tensor<3>; 2] {
+pub(super) fn assign_both(
+    kept: [Tensor<3>; 2],
+    at: usize,
+    added: [Tensor<3>; 2],
+    in_place: bool,
+) -> [Tensor<3>; 2] {
     let [keys, values] = kept.map(|kept| {
         let kept = into_contiguous(primitive(kept));
         // A copy may have room between its rows.
-        if kept.can_mut() { kept } else { into_contiguous(kept.copy()) }
+        if in_place || kept.can_mut() { kept } else { into_contiguous(kept.copy()) }
     });
     let added = added.map(|added| in_rows(cast(primitive(added), DType::F32)));
     let steps = added.each_ref().map(|added| {
@@ -264,6 +285,16 @@ impl Gathered {
     fn of(query: &CubeTensor, rows: usize) -> Self {
         let [_, heads, head_dim] = dims(query);
         Self { output: room(query, [rows, heads, head_dim]), log_sum_exp: room(query, [rows, heads]) }
+    }
+
+    /// Room for the rows of a query; zeros where a sequence has no positions.
+    fn of_sequences(query: &CubeTensor, sequences: &[AttentionSequence]) -> Self {
+        let [rows, heads, head_dim] = dims(query);
+        let mut all = Self::of(query, rows);
+        if sequences.iter().any(|sequence| sequence.spans.iter().all(Span::is_empty)) {
+            all.output = zeroed(query, [rows, heads, head_dim]);
+        }
+        all
     }
 
     /// Merges parts of `rows` rows, one after the other, into the rows of `merged` from `into` on. Logarithms beyond those
@@ -327,10 +358,10 @@ fn attend(
         return attend_spans(&spans, query, rows.len(), &scoring, gathered);
     }
     let split = spans[0].split(query, rows.len());
-    let Sides { keys, values, visible, .. } = &spans[0];
+    let Sides { keys, values, .. } = &spans[0];
     // Where all may be seen, the binding holds the counter, or is not looked at.
-    let counter = steps.as_ref().map_or(query, |steps| &steps.0);
-    let (bits, words) = visible.as_ref().map_or((counter, 0), |(bits, words)| (bits, *words));
+    let counter = steps.as_ref().map_or(query, |steps| &steps.counter);
+    let (bits, words) = spans[0].uploaded_mask(query).unwrap_or_else(|| (counter.clone(), 0));
     let piece = if steps.is_some() && split.parts == 1 { GROWING } else { split.piece };
     let [kv_heads, _, _] = dims(&keys.numbers);
     attend_blocks::launch(
@@ -344,7 +375,7 @@ fn attend(
         keys.scales.clone().into_buffer_arg(),
         values.numbers.clone().into_buffer_arg(),
         values.scales.clone().into_buffer_arg(),
-        bits.clone().into_buffer_arg(),
+        bits.into_buffer_arg(),
         gathered.output.clone().into_buffer_arg(),
         gathered.log_sum_exp.clone().into_buffer_arg(),
         spans[0].place(span_rows(0)),
@@ -372,7 +403,7 @@ fn attend_spans(
     // A span is not split here.
     let longest = spans.iter().map(|(span, _)| dims::<3>(&span.keys.numbers)[1]).max().unwrap_or(0);
     let (piece, counter) = match &scoring.steps {
-        Some(steps) => (GROWING, &steps.0),
+        Some(steps) => (GROWING, &steps.counter),
         None => (longest, query),
     };
     // There have to be as many; those that no cube looks at may be any.

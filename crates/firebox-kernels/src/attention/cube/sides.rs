@@ -1,5 +1,7 @@
 //! The keys and values of a span, and how a launch reads them.
 
+use std::ops::Range;
+
 use burn::tensor::{DType, Shape};
 use burn_cubecl::CubeBackend;
 use burn_cubecl::cubecl::ir::{ElemType, UIntKind};
@@ -55,8 +57,8 @@ pub(super) struct Sides {
     pub keys: Side,
     pub values: Side,
     position: usize,
-    /// Which positions may be seen, in words of 32; the second number is how many words.
-    pub visible: Option<(CubeTensor, usize)>,
+    /// Which positions may be seen.
+    visible: Option<Visibility>,
 }
 
 impl Sides {
@@ -68,7 +70,7 @@ impl Sides {
         visible: Option<Visibility>,
     ) -> Self {
         let [keys, values] = [keys, values].map(|held| Side::new(query, held));
-        Self { keys, values, position, visible: visible.map(|visible| uploaded(query, &visible)) }
+        Self { keys, values, position, visible }
     }
 
     pub fn of(query: &CubeTensor, span: Span) -> Self {
@@ -79,6 +81,35 @@ impl Sides {
             }
         };
         Self::new(query, held(span.keys), held(span.values), span.position, span.visible)
+    }
+
+    /// The position of the first key.
+    pub fn position(&self) -> usize {
+        self.position
+    }
+
+    pub fn positions(&self) -> usize {
+        let [_, positions, _] = dims(&self.keys.numbers);
+        positions
+    }
+
+    /// The position after the last key.
+    pub fn end(&self) -> usize {
+        self.position + self.positions()
+    }
+
+    /// The bits of visible positions beside `like`, and how many words they are. `None` means that all are visible.
+    pub fn uploaded_mask(&self, like: &CubeTensor) -> Option<(CubeTensor, usize)> {
+        self.visible.as_ref().map(|visible| uploaded(like, visible))
+    }
+
+    /// The bits of visible positions, by words of 32 positions. Positions beyond the last word are hidden.
+    pub fn mask_words(&self, words: Range<usize>) -> impl Iterator<Item = u32> {
+        words.map(|word| {
+            let Some(visible) = &self.visible else { return u32::MAX };
+            let both = visible.words().get(word / 2).copied().unwrap_or(0);
+            (both >> (32 * (word % 2))) as u32
+        })
     }
 
     pub fn split(&self, query: &CubeTensor, rows: usize) -> Split {
@@ -196,6 +227,11 @@ impl Side {
                 element: ElemType::UInt(UIntKind::U32),
             },
         }
+    }
+
+    /// Whether every load takes four floats at once.
+    pub fn is_in_fours(&self) -> bool {
+        self.reading == Reading::Fours
     }
 
     /// Steps between heads and between positions of the scales.

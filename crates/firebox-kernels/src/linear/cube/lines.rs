@@ -1,28 +1,12 @@
-//! Kernels for products of few rows: a line of units computes a few outputs.
+//! Kernels for products of few rows: a line of units computes a few outputs of a group of rows.
+//!
+//! A unit loads a piece of every output's weight, unpacks it once, and multiplies it with all rows of the group. Sums are
+//! explicit fused multiply-adds along the inputs, so a result has the same bits however many rows and outputs a line has.
 
 use burn_cubecl::cubecl::{self, ir::ElemType, prelude::*};
 
-use super::{four_inputs, nibbles, unpack};
-use crate::activation::Activation;
-use crate::cube::{signed_bytes, sum_line, sum_vector};
-use crate::gate::cube::curve;
-use crate::norm::cube::root_mean_square;
-
-/// Units of a line, which share a row of the weight.
-pub(super) const LANES: u32 = 32;
-/// Lines of a cube.
-pub(super) const LINES: u32 = 2;
-
-/// The steps that are fused with the products of a launch.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub(super) struct Fusion {
-    /// Rows are normalised first.
-    pub normed: bool,
-    /// The result is `activation(first product) * second product`.
-    pub gated: Option<Activation>,
-    /// Something is added to the only product.
-    pub added: bool,
-}
+use super::line_results::{Fusion, LineShape, NormNumbers, write_lines};
+use super::{four_inputs, unpack};
 
 /// The outputs of the weights of a launch, and the offsets of the second and third result.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
@@ -33,15 +17,6 @@ pub(super) struct Places {
     pub third_outputs: u32,
     pub second: u32,
     pub third: u32,
-}
-
-/// The parameters of a norm.
-#[derive(CubeType, CubeLaunch, Clone, Copy)]
-#[expand(derive(Clone, Copy))]
-pub(super) struct NormNumbers {
-    pub width: f32,
-    pub epsilon: f32,
-    pub offset: f32,
 }
 
 #[cube]
@@ -68,33 +43,20 @@ fn start_of(places: Places, which: u32) -> u32 {
 
 /// The first output of a line of `P` outputs.
 #[cube]
-fn first_output<P: Size>() -> u32 {
+fn first_output<P: Size>(#[comptime] shape: LineShape) -> u32 {
     let per_line = P::value();
-    ((CUBE_POS_Z * CUBE_COUNT_Y + CUBE_POS_Y) * LINES + UNIT_POS_Y) * per_line as u32
+    ((CUBE_POS_Z * CUBE_COUNT_Y + CUBE_POS_Y) * comptime!(shape.lines) + UNIT_POS_Y) * per_line as u32
 }
 
-/// The root mean square of the row that begins at vector `start`, computed by every line for itself; 1 if rows are not normalised.
+/// So many vectors of zeros.
 #[cube]
-fn divisor_of<N: Size>(
-    x: &[Vector<f32, N>],
-    start: u32,
-    vectors: u32,
-    norm: NormNumbers,
-    #[comptime] normed: bool,
-    #[comptime] plane: u32,
-) -> f32 {
-    let mut divisor = 1.0f32;
-    if comptime!(normed) {
-        let mut squares = Vector::<f32, N>::new(0.0f32);
-        let mut at = UNIT_POS_X;
-        while at < vectors {
-            let values = x[(start + at) as usize];
-            squares += values * values;
-            at += LANES;
-        }
-        divisor = root_mean_square::<N>(squares, norm.width, norm.epsilon, LANES, LINES, plane);
+fn zeros<P: Size>(#[comptime] count: usize) -> Array<Vector<f32, P>> {
+    let mut all = Array::<Vector<f32, P>>::new(count);
+    #[unroll]
+    for index in 0..count {
+        all[index] = Vector::new(0.0f32);
     }
-    divisor
+    all
 }
 
 /// Multiplies with weights of floats, or of words with two bf16 numbers each if they are `packed`. A line computes `P` outputs.
@@ -109,142 +71,154 @@ pub(super) fn plain_rows<F: Numeric, N: Size, M: Size, P: Size>(
     out: &mut [f32],
     places: Places,
     norm: NormNumbers,
+    rows: u32,
     row_vectors: u32,
     #[comptime] count: u32,
     #[comptime] packed: bool,
     #[comptime] fusion: Fusion,
-    #[comptime] plane: u32,
+    #[comptime] shape: LineShape,
     #[define(F)] _element: ElemType,
 ) {
-    let first = first_output::<P>();
+    let first = first_output::<P>(shape);
     let results = comptime!(if fusion.gated.is_some() { 1 } else { count });
-    let (row, which) = (CUBE_POS_X / results, CUBE_POS_X % results);
-    let x_row = row * row_vectors;
-    let divisor = divisor_of::<N>(x, x_row, row_vectors, norm, fusion.normed, plane);
+    let (group, which) = (CUBE_POS_X / results, CUBE_POS_X % results);
+    let first_row = group * comptime!(shape.rows);
     let outputs = outputs_of(places, which);
-    let normed = comptime!(fusion.normed);
-    let mut line = Vector::<f32, P>::new(0.0f32);
-    if which == 0 {
-        line = plain_line::<F, N, M, P>(
-            x,
-            first_weight,
-            norm_weight,
-            divisor,
-            norm.offset,
-            x_row,
-            first,
-            outputs,
-            row_vectors,
-            normed,
-            packed,
-        );
-    }
-    let mut other = Vector::<f32, P>::new(0.0f32);
-    if comptime!(fusion.gated.is_some()) {
-        other = plain_line::<F, N, M, P>(
-            x,
-            second_weight,
-            norm_weight,
-            divisor,
-            norm.offset,
-            x_row,
-            first,
-            outputs,
-            row_vectors,
-            normed,
-            packed,
-        );
-    }
-    if comptime!(results > 1) {
-        if which == 1 {
-            line = plain_line::<F, N, M, P>(
-                x,
-                second_weight,
-                norm_weight,
-                divisor,
-                norm.offset,
-                x_row,
-                first,
-                outputs,
-                row_vectors,
-                normed,
-                packed,
-            );
-        }
-    }
-    if comptime!(results > 2) {
-        if which == 2 {
-            line = plain_line::<F, N, M, P>(
-                x,
-                third_weight,
-                norm_weight,
-                divisor,
-                norm.offset,
-                x_row,
-                first,
-                outputs,
-                row_vectors,
-                normed,
-                packed,
-            );
-        }
-    }
-    let start = start_of(places, which) + row * outputs;
-    write_line::<P>(line, other, added, out, start, first, outputs, fusion, plane);
-}
-
-/// A unit's share of the outputs of its line.
-#[cube]
-fn plain_line<F: Numeric, N: Size, M: Size, P: Size>(
-    x: &[Vector<f32, N>],
-    weight: &[Vector<F, M>],
-    norm_weight: &[Vector<f32, N>],
-    divisor: f32,
-    offset: f32,
-    x_row: u32,
-    first: u32,
-    outputs: u32,
-    row_vectors: u32,
-    #[comptime] normed: bool,
-    #[comptime] packed: bool,
-) -> Vector<f32, P> {
+    let gated = comptime!(fusion.gated.is_some());
+    let of_group = comptime!(shape.rows as usize);
+    let mut sums = zeros::<P>(of_group);
+    let mut others = zeros::<P>(comptime!(if gated { of_group } else { 1 }));
+    let mut squares = zeros::<Const<1>>(of_group);
     let per_line = P::value();
-    let mut sums = Array::<Vector<f32, N>>::new(per_line);
-    #[unroll]
-    for index in 0..per_line {
-        sums[index] = Vector::new(0.0f32);
-    }
+    let steps = comptime!(shape.steps as usize);
+    let pieces = comptime!(steps * per_line);
+    let mut loaded = Array::<Vector<F, M>>::new(pieces);
+    let mut other = Array::<Vector<F, M>>::new(comptime!(if gated { pieces } else { 1 }));
     let mut at = UNIT_POS_X;
     // Lines beyond the last output have no work.
     while first < outputs && at < row_vectors {
-        let mut values = x[(x_row + at) as usize];
-        if comptime!(normed) {
-            let factor = norm_weight[at as usize] + Vector::new(offset);
-            values = values / Vector::new(divisor) * factor;
+        if which == 0 {
+            load_pieces::<F, M, P>(first_weight, &mut loaded, at, first, outputs, row_vectors, shape);
         }
+        if comptime!(gated) {
+            load_pieces::<F, M, P>(second_weight, &mut other, at, first, outputs, row_vectors, shape);
+        }
+        if comptime!(results > 1) {
+            if which == 1 {
+                load_pieces::<F, M, P>(second_weight, &mut loaded, at, first, outputs, row_vectors, shape);
+            }
+        }
+        if comptime!(results > 2) {
+            if which == 2 {
+                load_pieces::<F, M, P>(third_weight, &mut loaded, at, first, outputs, row_vectors, shape);
+            }
+        }
+        #[unroll]
+        for step in 0..steps {
+            let place = at + step as u32 * comptime!(shape.lanes);
+            let weights = unpack_pieces::<F, M, N, P>(&loaded, step * per_line, packed);
+            let other_weights = if comptime!(gated) {
+                unpack_pieces::<F, M, N, P>(&other, step * per_line, packed)
+            } else {
+                zeros::<P>(1usize)
+            };
+            let mut factor = Vector::<f32, N>::new(1.0f32);
+            if comptime!(fusion.normed) {
+                factor = norm_weight[place as usize] + Vector::new(norm.offset);
+            }
+            #[unroll]
+            for row in 0..of_group {
+                let from = min(first_row + row as u32, rows - 1) * row_vectors + place;
+                let values = x[from as usize];
+                add_row::<N, P>(
+                    values,
+                    factor,
+                    &weights,
+                    &other_weights,
+                    &mut sums,
+                    &mut others,
+                    &mut squares,
+                    row,
+                    fusion,
+                );
+            }
+        }
+        at += comptime!(shape.lanes * shape.steps);
+    }
+    let start = start_of(places, which);
+    write_lines::<P>(
+        &mut sums,
+        &mut others,
+        &mut squares,
+        added,
+        out,
+        norm,
+        start,
+        first_row,
+        rows,
+        first,
+        outputs,
+        fusion,
+        shape,
+    );
+}
+
+/// Loads the pieces of a line's outputs at `at` and some steps behind it.
+#[cube]
+fn load_pieces<F: Numeric, M: Size, P: Size>(
+    weight: &[Vector<F, M>],
+    loaded: &mut Array<Vector<F, M>>,
+    at: u32,
+    first: u32,
+    outputs: u32,
+    row_vectors: u32,
+    #[comptime] shape: LineShape,
+) {
+    let per_line = P::value();
+    #[unroll]
+    for step in 0..comptime!(shape.steps as usize) {
+        let place = at + step as u32 * comptime!(shape.lanes);
         #[unroll]
         for index in 0..per_line {
             let output = min(first + index as u32, outputs - 1);
-            let weights = weight[(output * row_vectors + at) as usize];
-            sums[index] += values * unpack::<F, M, N>(weights, packed);
+            loaded[step * per_line + index] = weight[(output * row_vectors + place) as usize];
         }
-        at += LANES;
     }
-    let mut line = Vector::<f32, P>::new(0.0f32);
+}
+
+/// The numbers of some outputs' pieces, those of an input together.
+#[cube]
+fn unpack_pieces<F: Numeric, M: Size, N: Size, P: Size>(
+    loaded: &Array<Vector<F, M>>,
+    from: usize,
+    #[comptime] packed: bool,
+) -> Array<Vector<f32, P>> {
+    let per_line = P::value();
+    let mut numbers = Array::<Vector<f32, N>>::new(per_line);
     #[unroll]
     for index in 0..per_line {
-        line.insert(index, sum_vector::<N>(sums[index]));
+        numbers[index] = unpack::<F, M, N>(loaded[from + index], packed);
     }
-    line
+    let mut weights = zeros::<P>(N::value());
+    #[unroll]
+    for input in 0..N::value() {
+        let mut of_input = Vector::<f32, P>::new(0.0f32);
+        #[unroll]
+        for index in 0..per_line {
+            of_input.insert(index, numbers[index].extract(input));
+        }
+        weights[input] = of_input;
+    }
+    weights
 }
 
 /// Multiplies with weights of small integers. A line computes `P` outputs.
 #[cube(launch)]
-pub(super) fn grouped_rows<S: Float, W: Size, V: Size, P: Size>(
+pub(super) fn grouped_rows<S: Float, V: Size, P: Size>(
     x: &[Vector<f32, V>],
-    first_words: &[Vector<u32, W>],
-    second_words: &[Vector<u32, W>],
-    third_words: &[Vector<u32, W>],
+    first_words: &[u32],
+    second_words: &[u32],
+    third_words: &[u32],
     first_scales: &[S],
     second_scales: &[S],
     third_scales: &[S],
@@ -253,228 +227,254 @@ pub(super) fn grouped_rows<S: Float, W: Size, V: Size, P: Size>(
     out: &mut [f32],
     places: Places,
     norm: NormNumbers,
+    rows: u32,
     inputs: u32,
-    row_vectors: u32,
+    row_words: u32,
     groups: u32,
     #[comptime] count: u32,
-    #[comptime] vectors_per_group: u32,
+    #[comptime] group_words: u32,
     #[comptime] four_bits: bool,
     #[comptime] whole: bool,
     #[comptime] fusion: Fusion,
-    #[comptime] plane: u32,
+    #[comptime] shape: LineShape,
     #[define(S)] _scale: ElemType,
 ) {
-    let first = first_output::<P>();
+    let first = first_output::<P>(shape);
     let results = comptime!(if fusion.gated.is_some() { 1 } else { count });
-    let (row, which) = (CUBE_POS_X / results, CUBE_POS_X % results);
-    let x_row = row * inputs;
-    let vector = V::value();
-    let x_vectors = inputs / vector as u32;
-    let divisor = divisor_of::<V>(x, row * x_vectors, x_vectors, norm, fusion.normed, plane);
+    let (group, which) = (CUBE_POS_X / results, CUBE_POS_X % results);
+    let first_row = group * comptime!(shape.rows);
     let outputs = outputs_of(places, which);
-    let normed = comptime!(fusion.normed);
-    let mut line = Vector::<f32, P>::new(0.0f32);
-    if which == 0 {
-        line = grouped_line::<S, W, V, P>(
-            x,
-            first_words,
-            first_scales,
-            norm_weight,
-            divisor,
-            norm.offset,
-            x_row,
-            inputs,
-            row_vectors,
-            groups,
-            first,
-            outputs,
-            vectors_per_group,
-            four_bits,
-            whole,
-            normed,
-        );
-    }
-    let mut other = Vector::<f32, P>::new(0.0f32);
-    if comptime!(fusion.gated.is_some()) {
-        other = grouped_line::<S, W, V, P>(
-            x,
-            second_words,
-            second_scales,
-            norm_weight,
-            divisor,
-            norm.offset,
-            x_row,
-            inputs,
-            row_vectors,
-            groups,
-            first,
-            outputs,
-            vectors_per_group,
-            four_bits,
-            whole,
-            normed,
-        );
-    }
-    if comptime!(results > 1) {
-        if which == 1 {
-            line = grouped_line::<S, W, V, P>(
-                x,
-                second_words,
-                second_scales,
-                norm_weight,
-                divisor,
-                norm.offset,
-                x_row,
-                inputs,
-                row_vectors,
-                groups,
-                first,
-                outputs,
-                vectors_per_group,
-                four_bits,
-                whole,
-                normed,
-            );
-        }
-    }
-    if comptime!(results > 2) {
-        if which == 2 {
-            line = grouped_line::<S, W, V, P>(
-                x,
-                third_words,
-                third_scales,
-                norm_weight,
-                divisor,
-                norm.offset,
-                x_row,
-                inputs,
-                row_vectors,
-                groups,
-                first,
-                outputs,
-                vectors_per_group,
-                four_bits,
-                whole,
-                normed,
-            );
-        }
-    }
-    let start = start_of(places, which) + row * outputs;
-    write_line::<P>(line, other, added, out, start, first, outputs, fusion, plane);
-}
-
-/// A unit's share of the outputs of its line.
-#[cube]
-fn grouped_line<S: Float, W: Size, V: Size, P: Size>(
-    x: &[Vector<f32, V>],
-    words: &[Vector<u32, W>],
-    scales: &[S],
-    norm_weight: &[Vector<f32, V>],
-    divisor: f32,
-    offset: f32,
-    x_row: u32,
-    inputs: u32,
-    row_vectors: u32,
-    groups: u32,
-    first: u32,
-    outputs: u32,
-    #[comptime] vectors_per_group: u32,
-    #[comptime] four_bits: bool,
-    #[comptime] whole: bool,
-    #[comptime] normed: bool,
-) -> Vector<f32, P> {
-    let vector = W::value();
-    let per_line = P::value();
-    let pieces = comptime!(if four_bits { 2 * vector } else { vector });
-    let mut values = Array::<Vector<f32, Const<4>>>::new(pieces);
-    let mut sums = Array::<Vector<f32, Const<4>>>::new(per_line);
-    #[unroll]
-    for index in 0..per_line {
-        sums[index] = Vector::new(0.0f32);
-    }
+    let gated = comptime!(fusion.gated.is_some());
+    let of_group = comptime!(shape.rows as usize);
+    let mut sums = zeros::<P>(of_group);
+    let mut others = zeros::<P>(comptime!(if gated { of_group } else { 1 }));
+    let mut squares = zeros::<Const<1>>(of_group);
+    let steps = comptime!(shape.steps as usize);
+    let mut bits = Array::<Vector<u32, P>>::new(steps);
+    let mut scales = Array::<Vector<f32, P>>::new(steps);
+    let mut other_bits = Array::<Vector<u32, P>>::new(comptime!(if gated { steps } else { 1 }));
+    let mut other_scales = Array::<Vector<f32, P>>::new(comptime!(if gated { steps } else { 1 }));
     let mut at = UNIT_POS_X;
     // Lines beyond the last output have no work.
-    while first < outputs && at < row_vectors {
-        let start = at * pieces as u32 * 4;
-        #[unroll]
-        for piece in 0..pieces {
-            let from = start + piece as u32 * 4;
-            let mut four = four_inputs::<f32, V>(x, x_row, from, inputs, whole);
-            if comptime!(normed) {
-                let factor = four_inputs::<f32, V>(norm_weight, 0u32, from, inputs, whole);
-                four = four / Vector::new(divisor) * (factor + Vector::new(offset));
+    while first < outputs && at < row_words {
+        if which == 0 {
+            load_words::<P>(first_words, &mut bits, at, first, outputs, row_words, shape);
+            load_scales::<S, P>(first_scales, &mut scales, at, first, outputs, groups, group_words, shape);
+        }
+        if comptime!(gated) {
+            load_words::<P>(second_words, &mut other_bits, at, first, outputs, row_words, shape);
+            load_scales::<S, P>(
+                second_scales,
+                &mut other_scales,
+                at,
+                first,
+                outputs,
+                groups,
+                group_words,
+                shape,
+            );
+        }
+        if comptime!(results > 1) {
+            if which == 1 {
+                load_words::<P>(second_words, &mut bits, at, first, outputs, row_words, shape);
+                load_scales::<S, P>(
+                    second_scales,
+                    &mut scales,
+                    at,
+                    first,
+                    outputs,
+                    groups,
+                    group_words,
+                    shape,
+                );
             }
-            values[piece] = four;
+        }
+        if comptime!(results > 2) {
+            if which == 2 {
+                load_words::<P>(third_words, &mut bits, at, first, outputs, row_words, shape);
+                load_scales::<S, P>(
+                    third_scales,
+                    &mut scales,
+                    at,
+                    first,
+                    outputs,
+                    groups,
+                    group_words,
+                    shape,
+                );
+            }
         }
         #[unroll]
-        for index in 0..per_line {
-            let output = min(first + index as u32, outputs - 1);
-            let packed = words[(output * row_vectors + at) as usize];
-            let mut sum = Vector::<f32, Const<4>>::new(0.0f32);
+        for step in 0..steps {
+            let place = at + step as u32 * comptime!(shape.lanes);
             #[unroll]
-            for word in 0..vector {
-                let bits = packed.extract(word);
-                if comptime!(four_bits) {
-                    sum += values[word] * nibbles(bits, 0u32);
-                    sum += values[word + vector] * nibbles(bits, 4u32);
+            for half in 0..comptime!(if four_bits { 2usize } else { 1usize }) {
+                let weights = four_integers::<P>(bits[step], scales[step], half as u32, four_bits);
+                let other_weights = if comptime!(gated) {
+                    four_integers::<P>(other_bits[step], other_scales[step], half as u32, four_bits)
                 } else {
-                    sum += values[word] * signed_bytes(bits);
+                    zeros::<P>(1usize)
+                };
+                let mut input = place * 4;
+                if comptime!(four_bits) {
+                    input = place / 4 * 32 + half as u32 * 16 + place % 4 * 4;
+                }
+                let mut factor = Vector::<f32, Const<4>>::new(1.0f32);
+                if comptime!(fusion.normed) {
+                    factor = four_inputs::<f32, V>(norm_weight, 0u32, input, inputs, whole)
+                        + Vector::new(norm.offset);
+                }
+                #[unroll]
+                for row in 0..of_group {
+                    let from = min(first_row + row as u32, rows - 1) * inputs;
+                    let values = four_inputs::<f32, V>(x, from, input, inputs, whole);
+                    add_row::<Const<4>, P>(
+                        values,
+                        factor,
+                        &weights,
+                        &other_weights,
+                        &mut sums,
+                        &mut others,
+                        &mut squares,
+                        row,
+                        fusion,
+                    );
                 }
             }
-            let scale = scales[(output * groups + at / vectors_per_group) as usize];
-            sums[index] += sum * Vector::new(f32::cast_from(scale));
         }
-        at += LANES;
+        at += comptime!(shape.lanes * shape.steps);
     }
-    let mut line = Vector::<f32, P>::new(0.0f32);
-    #[unroll]
-    for index in 0..per_line {
-        line.insert(index, sum_vector::<Const<4>>(sums[index]));
-    }
-    line
+    let start = start_of(places, which);
+    write_lines::<P>(
+        &mut sums,
+        &mut others,
+        &mut squares,
+        added,
+        out,
+        norm,
+        start,
+        first_row,
+        rows,
+        first,
+        outputs,
+        fusion,
+        shape,
+    );
 }
 
-/// Sums the shares of a line's units and writes its outputs, after the gate with the second product `other` and after the addition.
+/// Loads the words of a line's outputs at `at` and some steps behind it.
 #[cube]
-fn write_line<P: Size>(
-    line: Vector<f32, P>,
-    other: Vector<f32, P>,
-    added: &[f32],
-    out: &mut [f32],
-    row: u32,
+fn load_words<P: Size>(
+    words: &[u32],
+    bits: &mut Array<Vector<u32, P>>,
+    at: u32,
     first: u32,
     outputs: u32,
-    #[comptime] fusion: Fusion,
-    #[comptime] plane: u32,
+    row_words: u32,
+    #[comptime] shape: LineShape,
 ) {
-    let per_line = P::value();
-    let mut scratch = Shared::<[Vector<f32, P>]>::new_slice(comptime!((LANES * LINES) as usize));
-    let sums = sum_line::<P>(line, &mut scratch, LANES, plane);
-    let mut others = other;
-    if comptime!(fusion.gated.is_some()) {
-        others = sum_line::<P>(other, &mut scratch, LANES, plane);
-    }
-    if UNIT_POS_X == 0 {
+    #[unroll]
+    for step in 0..comptime!(shape.steps as usize) {
+        let place = at + step as u32 * comptime!(shape.lanes);
+        let mut of_step = Vector::<u32, P>::new(0u32);
         #[unroll]
-        for index in 0..per_line {
-            let output = first + index as u32;
-            if output < outputs {
-                let at = (row + output) as usize;
-                let mut number = sums.extract(index);
-                if comptime!(fusion.gated.is_some()) {
-                    number = gate_of(number, fusion) * others.extract(index);
-                }
-                if comptime!(fusion.added) {
-                    number += added[at];
-                }
-                out[at] = number;
-            }
+        for index in 0..P::value() {
+            let output = min(first + index as u32, outputs - 1);
+            of_step.insert(index, words[(output * row_words + place) as usize]);
         }
+        bits[step] = of_step;
     }
 }
 
+/// Loads the scales of the words at `at` and some steps behind it.
 #[cube]
-fn gate_of(number: f32, #[comptime] fusion: Fusion) -> f32 {
-    let activation = comptime!(fusion.gated.unwrap_or(Activation::Silu));
-    curve(number, activation)
+fn load_scales<S: Float, P: Size>(
+    scales: &[S],
+    loaded: &mut Array<Vector<f32, P>>,
+    at: u32,
+    first: u32,
+    outputs: u32,
+    groups: u32,
+    #[comptime] group_words: u32,
+    #[comptime] shape: LineShape,
+) {
+    #[unroll]
+    for step in 0..comptime!(shape.steps as usize) {
+        let group = (at + step as u32 * comptime!(shape.lanes)) / group_words;
+        let mut of_step = Vector::<f32, P>::new(0.0f32);
+        #[unroll]
+        for index in 0..P::value() {
+            let output = min(first + index as u32, outputs - 1);
+            of_step.insert(index, f32::cast_from(scales[(output * groups + group) as usize]));
+        }
+        loaded[step] = of_step;
+    }
+}
+
+/// The numbers of four inputs in some outputs' words: one in every byte, or in every lower (`half` is 0) or upper four bits.
+///
+/// An integer in the lowest bits of 2²³ as f32 is that much larger, so no conversion is needed.
+#[cube]
+fn four_integers<P: Size>(
+    bits: Vector<u32, P>,
+    scale: Vector<f32, P>,
+    half: u32,
+    #[comptime] four_bits: bool,
+) -> Array<Vector<f32, P>> {
+    let mut numbers = zeros::<P>(4usize);
+    #[unroll]
+    for byte in 0..4usize {
+        let shifted = bits >> Vector::new(8 * byte as u32 + 4 * half);
+        // A byte is signed: with its highest bit turned over it is 128 more.
+        let number = if comptime!(four_bits) {
+            let nibble = (shifted & Vector::new(15u32)) | Vector::new(0x4B00_0000u32);
+            Vector::<f32, P>::reinterpret(nibble) - Vector::new(8_388_616.0f32)
+        } else {
+            let offset =
+                ((shifted & Vector::new(255u32)) ^ Vector::new(128u32)) | Vector::new(0x4B00_0000u32);
+            Vector::<f32, P>::reinterpret(offset) - Vector::new(8_388_736.0f32)
+        };
+        numbers[byte] = number * scale;
+    }
+    numbers
+}
+
+/// Adds the products of some inputs of a row of the group, and their squares if it is normalised.
+#[cube]
+fn add_row<N: Size, P: Size>(
+    values: Vector<f32, N>,
+    factor: Vector<f32, N>,
+    weights: &Array<Vector<f32, P>>,
+    other_weights: &Array<Vector<f32, P>>,
+    sums: &mut Array<Vector<f32, P>>,
+    others: &mut Array<Vector<f32, P>>,
+    squares: &mut Array<Vector<f32, Const<1>>>,
+    row: usize,
+    #[comptime] fusion: Fusion,
+) {
+    let mut scaled = values;
+    if comptime!(fusion.normed) {
+        scaled = values * factor;
+        let mut square = squares[row];
+        #[unroll]
+        for input in 0..N::value() {
+            let number = Vector::<f32, Const<1>>::new(values.extract(input));
+            square = fma(number, number, square);
+        }
+        squares[row] = square;
+    }
+    let mut sum = sums[row];
+    #[unroll]
+    for input in 0..N::value() {
+        sum = fma(Vector::<f32, P>::new(scaled.extract(input)), weights[input], sum);
+    }
+    sums[row] = sum;
+    if comptime!(fusion.gated.is_some()) {
+        let mut other = others[row];
+        #[unroll]
+        for input in 0..N::value() {
+            other = fma(Vector::<f32, P>::new(scaled.extract(input)), other_weights[input], other);
+        }
+        others[row] = other;
+    }
 }

@@ -1,13 +1,16 @@
 //! Products on accelerators.
 //!
-//! Up to [`FEW_ROWS`] rows ([`rows`]) a line of units goes along some rows of the weight and keeps its sums in registers:
-//! the weight is read once per row, in 16-byte pieces that follow each other. A launch costs more than many a product of one
+//! Up to [`FEW_ROWS`] rows ([`rows`]) a line of units goes along some rows of the weight and keeps its sums in registers: it
+//! unpacks a piece of the weight once for a group of rows. A launch costs more than many a product of one
 //! row, so weights that meet the same rows share one. With more rows ([`tiles`]), cubes stage
-//! tiles of both sides in shared memory as f32, so that a weight is unpacked once per 32 rows and
+//! tiles of both sides in shared memory as f32, so that a weight is unpacked once per 32 or 64 rows and
 //! never as a whole. Within either way a row's result does not depend on the rows beside it; the two add in
-//! different orders, so across that limit it may differ in the last bits.
+//! different orders, so across that limit it may differ in the last bits. Devices with matrix units multiply many rows with
+//! weights of 16 bits or less in f16 ([`halves`]), with sums in f32.
 
 mod gather;
+mod halves;
+mod line_results;
 mod lines;
 mod rows;
 mod tiles;
@@ -28,11 +31,12 @@ use super::weight::Weight;
 use crate::activation::Activation;
 use crate::cube::{dims, element, floats, integers, is_cube, primitive, zeroed};
 pub(super) use gather::{gather, gather_grouped};
+use halves::{HalfRows, has_matrix_units, supports_halves};
 use rows::{FusedOps, supports_fusion};
 
-/// Up to so many rows, reading the weight once for each, from a cache that the row before has filled, is faster than tiles
-/// that are mostly empty: eight rows of a whole model 1.2 times on an H200.
-pub(super) const FEW_ROWS: usize = 16;
+/// Up to so many rows, unpacking the weight once for every eight is faster than tiles, of which a product has too few for a
+/// large device.
+pub(super) const FEW_ROWS: usize = 32;
 
 impl LinearOps for CubeBackend {
     fn multiply(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self> {
@@ -44,7 +48,7 @@ impl LinearOps for CubeBackend {
         if rows <= FEW_ROWS {
             return only(rows::plain(x, vec![weight], &FusedOps::default()));
         }
-        tiles::plain(x, weight)
+        only(multiply_many(x, vec![Operand::Dense(weight)]))
     }
 
     fn multiply_grouped(
@@ -62,16 +66,83 @@ impl LinearOps for CubeBackend {
         if rows <= FEW_ROWS {
             return only(rows::grouped(x, vec![(words, scales)], grouping, &FusedOps::default()));
         }
-        tiles::grouped(x, words, scales, grouping)
+        only(multiply_many(x, vec![Operand::Grouped(words, scales, grouping)]))
     }
 }
 
-/// See [`multiply_each`](super::multiply_each). Few rows meet weights of one form in one launch.
-pub(super) fn multiply_each(x: Tensor<2>, weights: Vec<Weight>) -> Vec<Tensor<2>> {
-    if weights.len() == 1 || !same_form(&x, &weights) {
-        return weights.into_iter().map(|weight| weight.multiply(x.clone())).collect();
+/// A weight with something in it, as kernels read it.
+enum Operand {
+    Dense(CubeTensor),
+    /// Words and scales.
+    Grouped(CubeTensor, CubeTensor, Grouping),
+}
+
+impl Operand {
+    /// `None` for a weight that only the reference multiplies with.
+    fn new(weight: Weight) -> Option<Self> {
+        form(&weight)?;
+        match weight {
+            Weight::Dense(weight) => Some(Self::Dense(into_contiguous(primitive(weight)))),
+            Weight::Grouped { words, scales, grouping } => {
+                let (words, scales, grouping) = in_rows(words, scales, grouping);
+                let (words, scales) = (integers(words), primitive(scales));
+                Some(Self::Grouped(into_contiguous(words), into_contiguous(scales), grouping))
+            }
+            Weight::Blocks { .. } => None,
+        }
     }
-    multiply_same_form(x, weights, &FusedOps::default())
+
+    /// Whether its numbers have 16 bits or less, so that products of f16 lose little.
+    fn fits_halves(&self) -> bool {
+        match self {
+            Self::Dense(weight) => weight.dtype.size() <= 2,
+            Self::Grouped(..) => true,
+        }
+    }
+}
+
+/// The products of many rows in f32, which are rounded to f16 once where a device has matrix units.
+fn multiply_many(x: CubeTensor, weights: Vec<Operand>) -> Vec<CubeTensor> {
+    let [_, inputs] = dims(&x);
+    let in_halves = has_matrix_units(&x.client) && supports_halves(&x.client, inputs);
+    let mut halves: Option<HalfRows> = None;
+    let product = |weight: Operand| {
+        if in_halves && weight.fits_halves() {
+            return halves.get_or_insert_with(|| HalfRows::new(x.clone())).multiply(weight, true);
+        }
+        match weight {
+            Operand::Dense(weight) => tiles::plain(x.clone(), weight),
+            Operand::Grouped(words, scales, grouping) => tiles::grouped(x.clone(), words, scales, grouping),
+        }
+    };
+    weights.into_iter().map(product).collect()
+}
+
+/// See [`multiply_in_halves`](super::multiply_in_halves).
+pub(super) fn multiply_in_halves(x: Tensor<2>, weight: Weight, matrix_units: bool) -> Option<Tensor<2>> {
+    let x = floats(primitive(x));
+    let [rows, inputs] = dims(&x);
+    let supported = supports_halves(&x.client, inputs) && (!matrix_units || has_matrix_units(&x.client));
+    let weight = Operand::new(weight).filter(|_| supported && rows * inputs > 0)?;
+    Some(Tensor::from_primitive::<CubeBackend>(HalfRows::new(x).multiply(weight, matrix_units)))
+}
+
+/// See [`multiply_each`](super::multiply_each). Few rows meet weights of one form in one launch; many rows are rounded once.
+pub(super) fn multiply_each(x: Tensor<2>, weights: Vec<Weight>) -> Vec<Tensor<2>> {
+    if weights.len() > 1 && same_form(&x, &weights) {
+        return multiply_same_form(x, weights, &FusedOps::default());
+    }
+    let [rows, inputs] = x.dims();
+    if weights.len() > 1
+        && rows > FEW_ROWS
+        && inputs > 0
+        && weights.iter().all(|weight| weight.device() == x.device() && form(weight).is_some())
+    {
+        let operands = weights.into_iter().filter_map(Operand::new).collect();
+        let products = multiply_many(floats(primitive(x)), operands);
+        return products.into_iter().map(Tensor::from_primitive::<CubeBackend>).collect();
+    }
+    weights.into_iter().map(|weight| weight.multiply(x.clone())).collect()
 }
 
 /// Returns whether there are few rows and all weights have one form that has a kernel.
@@ -268,14 +339,15 @@ fn unpack<F: Numeric, M: Size, N: Size>(stored: Vector<F, M>, #[comptime] packed
     values
 }
 
-/// The numbers in every byte's four bits from `from` on.
+/// The numbers in every byte's four bits from `from` on. A nibble in the lowest bits of 2²³ as f32 is that much larger, so
+/// no conversion is needed.
 #[cube]
 fn nibbles(word: u32, from: u32) -> Vector<f32, Const<4>> {
     let mut numbers = Vector::<f32, Const<4>>::new(0.0f32);
     #[unroll]
     for byte in 0..4usize {
         let nibble = (word >> (from + 8 * byte as u32)) & 15;
-        numbers.insert(byte, f32::cast_from(nibble) - 8.0f32);
+        numbers.insert(byte, f32::reinterpret(nibble | 0x4B00_0000u32) - 8_388_616.0f32);
     }
     numbers
 }

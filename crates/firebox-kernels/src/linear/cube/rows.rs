@@ -4,7 +4,8 @@ use burn::tensor::{DType, Shape};
 use burn_cubecl::cubecl::prelude::*;
 use burn_cubecl::tensor::CubeTensor;
 
-use super::lines::{Fusion, LANES, LINES, NormNumbersLaunch, PlacesLaunch, grouped_rows, plain_rows};
+use super::line_results::{Fusion, LineShape, NormNumbersLaunch};
+use super::lines::{PlacesLaunch, grouped_rows, plain_rows};
 use super::{is_packed, stored};
 use crate::activation::Activation;
 use crate::cube::{MOST_CUBES, dims, element, plane_size, room, vector_size};
@@ -14,10 +15,18 @@ use crate::linear::Grouping;
 pub(super) const TOGETHER: usize = 3;
 /// Buffers of a launch: activations, words and scales of three weights, a norm, an addend, results.
 const BINDINGS: u32 = 10;
-/// Outputs of a line at most; they share every load of `x`.
+/// Products of a line with a row at most; they share every load of `x`.
 const PER_LINE: usize = 4;
-/// Lines below which each computes fewer outputs, so that a large device is not left idle.
-const FEW_LINES: usize = 1024;
+/// Units below which lines have fewer outputs, so that a large device is not left idle.
+const FEW_UNITS: usize = 32_768;
+/// Units of a cube at least.
+const CUBE_UNITS: usize = 64;
+/// Units of the shortest and longest lines.
+const LANES: (usize, usize) = (32, 128);
+/// Pieces of a row that each unit of a longer line still has. With fewer, adding their sums takes longer than the products.
+const LEAST_PIECES: usize = 3;
+/// Rows of the largest group: their sums fit registers.
+const GROUP_ROWS: usize = 8;
 
 /// The operands of steps that are fused with products.
 #[derive(Clone, Default)]
@@ -64,13 +73,14 @@ pub(super) fn plain(x: CubeTensor, weights: Vec<CubeTensor>, fused: &FusedOps) -
     let (products, out, places) = beside_each_other(&x, rows, &results);
     let (client, vector, weight_element) = (x.client.clone(), vector_size(inputs), stored(&weights[0]));
     let packed = is_packed(&weights[0]);
-    let per_line = per_line(rows, &outputs);
+    let shape = line_shape(&client, rows, inputs / vector);
+    let per_line = per_line(shape, &outputs, fused);
     let (norm_weight, norm) = fused.norm(&x, inputs);
     let [first, second, third] = three(weights);
     plain_rows::launch(
         &client,
-        row_cubes(rows, &results, per_line),
-        CubeDim::new_2d(LANES, LINES),
+        row_cubes(rows, &results, shape, per_line),
+        CubeDim::new_2d(shape.lanes, shape.lines),
         vector,
         if packed { vector / 2 } else { vector },
         per_line,
@@ -83,11 +93,12 @@ pub(super) fn plain(x: CubeTensor, weights: Vec<CubeTensor>, fused: &FusedOps) -
         out.into_buffer_arg(),
         places,
         norm,
+        rows as u32,
         (inputs / vector) as u32,
         outputs.len() as u32,
         packed,
         fused.fusion(),
-        plane_size(&client),
+        shape,
         weight_element,
     );
     products
@@ -106,18 +117,18 @@ pub(super) fn grouped(
     let outputs: Vec<usize> = weights.iter().map(|(words, _)| dims::<2>(words)[0]).collect();
     let results = fused.results(&outputs);
     let (products, out, places) = beside_each_other(&x, rows, &results);
-    let (client, vector, scale_element) = (x.client.clone(), vector_size(row_words), element(&weights[0].1));
+    let (client, scale_element) = (x.client.clone(), element(&weights[0].1));
     let per_word = if four_bits { 8 } else { 4 };
     // Whether rows of `x` end where their words do and so can be read four inputs at a time.
     let whole = inputs == row_words * per_word;
-    let per_line = per_line(rows, &outputs);
+    let shape = line_shape(&client, rows, row_words);
+    let per_line = per_line(shape, &outputs, fused);
     let (norm_weight, norm) = fused.norm(&x, inputs);
     let [first, second, third] = three(weights);
     grouped_rows::launch(
         &client,
-        row_cubes(rows, &results, per_line),
-        CubeDim::new_2d(LANES, LINES),
-        vector,
+        row_cubes(rows, &results, shape, per_line),
+        CubeDim::new_2d(shape.lanes, shape.lines),
         if whole { 4 } else { 1 },
         per_line,
         x.clone().into_buffer_arg(),
@@ -132,15 +143,16 @@ pub(super) fn grouped(
         out.into_buffer_arg(),
         places,
         norm,
+        rows as u32,
         inputs as u32,
-        (row_words / vector) as u32,
+        row_words as u32,
         groups as u32,
         outputs.len() as u32,
-        (group / (per_word * vector)) as u32,
+        (group / per_word) as u32,
         four_bits,
         whole,
         fused.fusion(),
-        plane_size(&client),
+        shape,
         scale_element,
     );
     products
@@ -178,20 +190,42 @@ fn three<T: Clone>(weights: Vec<T>) -> [T; TOGETHER] {
     std::array::from_fn(|index| weights[index.min(weights.len() - 1)].clone())
 }
 
-/// The rows and weights of the same outputs beside each other, so that rows find a weight in the cache. Down and back for
-/// the outputs, of which vocabularies have more than fit in one direction.
-fn row_cubes(rows: usize, outputs: &[usize], per_line: usize) -> CubeCount {
+/// The groups of rows and the weights of the same outputs beside each other, so that groups find a weight in the cache. Down and
+/// back for the outputs, of which vocabularies have more than fit in one direction.
+fn row_cubes(rows: usize, outputs: &[usize], shape: LineShape, per_line: usize) -> CubeCount {
     let most = outputs.iter().copied().max().unwrap_or(0);
-    let groups = most.div_ceil(per_line * LINES as usize);
-    let down = groups.min(MOST_CUBES as usize);
-    CubeCount::Static((rows * outputs.len()) as u32, down as u32, groups.div_ceil(down) as u32)
+    let cubes = most.div_ceil(per_line * shape.lines as usize);
+    let down = cubes.min(MOST_CUBES as usize);
+    let groups = rows.div_ceil(shape.rows as usize);
+    CubeCount::Static((groups * outputs.len()) as u32, down as u32, cubes.div_ceil(down) as u32)
+}
+
+/// The lines for rows of weights of so many pieces. Their units depend on the pieces alone.
+fn line_shape(client: &Client, rows: usize, pieces: usize) -> LineShape {
+    let mut lanes = LANES.0;
+    while lanes < LANES.1 && pieces >= 2 * lanes * LEAST_PIECES {
+        lanes *= 2;
+    }
+    let rows = rows.next_power_of_two().min(GROUP_ROWS);
+    // More would not fit registers.
+    let most_steps = if rows < GROUP_ROWS { 4 } else { 2 };
+    let steps = (1..=most_steps).rev().find(|steps| pieces.is_multiple_of(lanes * steps)).unwrap_or(1);
+    LineShape {
+        lanes: lanes as u32,
+        lines: CUBE_UNITS.div_ceil(lanes) as u32,
+        rows: rows as u32,
+        steps: steps as u32,
+        plane: plane_size(client),
+    }
 }
 
 /// Outputs of a line. The bits of an output do not depend on it.
-fn per_line(rows: usize, outputs: &[usize]) -> usize {
-    let all = rows * outputs.iter().sum::<usize>();
-    let mut per_line = PER_LINE;
-    while per_line > 1 && all / per_line < FEW_LINES {
+fn per_line(shape: LineShape, outputs: &[usize], fused: &FusedOps) -> usize {
+    let results: usize = fused.results(outputs).iter().sum();
+    let mut per_line = if fused.gated.is_some() { PER_LINE / 2 } else { PER_LINE };
+    // Several rows share a weight that is unpacked, and several outputs a row that is loaded.
+    let least = shape.rows.min(2) as usize;
+    while per_line > least && results / per_line * (shape.lanes as usize) < FEW_UNITS {
         per_line /= 2;
     }
     per_line
