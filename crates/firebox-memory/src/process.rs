@@ -70,9 +70,9 @@ pub fn release_with_code() {
 
 /// Lowers the share of the processor that the calling thread gets where others compute as well. It cannot be raised again.
 pub fn lower_thread_priority() {
-    /// A third of the share of a thread as it begins.
+    /// A ninth of the share of a thread as it begins.
     #[cfg(target_os = "linux")]
-    const NICE: libc::c_int = 5;
+    const NICE: libc::c_int = 10;
     #[cfg(target_os = "linux")]
     // SAFETY: it takes numbers alone. On Linux the 0 is the calling thread, and what it may not do is an error, which changes
     // nothing.

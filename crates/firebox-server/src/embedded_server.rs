@@ -64,6 +64,8 @@ impl EmbeddedServer {
     pub fn with_models(config: ServerConfig, models: Vec<ModelSpec>) -> Result<Self, ServerError> {
         let AdmissionConfig { most_running, most_waiting, .. } = config.engine.admission;
         let (engine, telemetry) = (Engine::start(config.engine)?, Telemetry::default());
+        let body_memory =
+            BodyMemory::new(config.max_bodies_bytes, config.max_body_bytes, config.memory.as_ref());
         if let Some(memory) = &config.memory {
             telemetry.watch_budget(SHARED_BUDGET, memory);
         }
@@ -92,7 +94,7 @@ impl EmbeddedServer {
             text_work: BackgroundWork::new(1),
             encoder_permits: Arc::new(Semaphore::new(1)),
             encoder_places: Arc::new(Semaphore::new(max_choices.min(Semaphore::MAX_PERMITS))),
-            body_memory: BodyMemory::new(config.max_bodies_bytes, config.max_body_bytes),
+            body_memory,
             sessions: SessionRegistry::new(config.sessions),
             watchers: EngineWatchers::default(),
             stop: StopHandle::new(),
