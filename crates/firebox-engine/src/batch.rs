@@ -1,13 +1,15 @@
 //! The batch of a model: sequences that go through its layers together.
 
+mod decoding;
+
 use std::mem;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use firebox_cache::PAGE_TOKENS;
 use firebox_memory::process::release_after_prompt;
 use firebox_model::{Decoder, Passed};
-use firebox_runtime::decode::{BatchDraft, PassCosts, draft_together};
+use firebox_runtime::decode::PassCosts;
 use firebox_runtime::session::{BatchPass, NextChunk};
 use firebox_runtime::{Finish, PrefixTree, Session};
 
@@ -46,6 +48,8 @@ pub(crate) struct Batch {
     costs: PassCosts,
     /// How long proposing the drafts of the last decode pass took.
     drafting: Duration,
+    /// Decode steps that have begun.
+    decode_steps: u64,
 }
 
 /// The sink of events.
@@ -65,6 +69,7 @@ impl Batch {
             pacer: PrefillPacer::default(),
             costs: PassCosts::default(),
             drafting: Duration::ZERO,
+            decode_steps: 0,
         }
     }
 
@@ -265,13 +270,19 @@ impl Batch {
         sink: EventSink<'_>,
         result: &mut StepResult,
     ) -> Option<InFlightPass> {
-        if needs.contains(&Need::Decode) {
-            self.draft();
-        }
+        let decoding = if needs.contains(&Need::Decode) { self.decoding() } else { Vec::new() };
+        self.draft(&decoding);
         let in_pass: Vec<RequestId> = self.in_pass().collect();
         let layers = self.decoder.layers();
-        let PassChunks { lengths, texts } =
-            PassChunks::new(needs, &self.sequences, &self.embeddings, &in_pass, &self.pacer, layers);
+        let PassChunks { lengths, texts } = PassChunks::new(
+            needs,
+            &self.sequences,
+            &self.embeddings,
+            &in_pass,
+            &decoding,
+            &self.pacer,
+            layers,
+        );
         let mut chunks: Vec<(usize, NextChunk)> = Vec::new();
         let mut failed = Vec::new();
         let mut order: Vec<usize> = (0..lengths.len()).filter(|&at| lengths[at] > 0).collect();
@@ -317,31 +328,6 @@ impl Batch {
         let in_pass: Vec<RequestId> = self.in_pass().collect();
         let answers = self.sequences.iter().any(|sequence| starved.contains(&sequence.id));
         answers && self.embeddings.yield_pages(&in_pass)
-    }
-
-    /// Drafts tokens for the sequences of the next decode pass.
-    fn draft(&mut self) {
-        let in_pass: Vec<RequestId> = self.in_pass().collect();
-        let drafting = |one: &&mut Sequence| one.may_draft() && !in_pass.contains(&one.id);
-        let mut sequences: Vec<&mut Sequence> = self.sequences.iter_mut().filter(drafting).collect();
-        let Some(room) = sequences.iter().map(|one| one.session.chunk()).min() else { return };
-        let began = Instant::now();
-        let drafted = shielded(self.decoder.device(), || {
-            let mut batch: Vec<BatchDraft<'_>> = sequences
-                .iter_mut()
-                .map(|one| {
-                    let Sequence { state, session, speculation, .. } = &mut **one;
-                    BatchDraft { state, session, speculation }
-                })
-                .collect();
-            draft_together(&self.costs, room, &mut batch);
-            Ok(())
-        });
-        if drafted.is_err() {
-            // Decoding goes on without drafts; if the device is lost, the next pass reports it.
-            sequences.iter_mut().for_each(|one| one.speculation = None);
-        }
-        self.drafting = began.elapsed();
     }
 
     /// Begins a pass over these chunks, each with the index of its sequence, and over chunks of texts.
@@ -457,7 +443,12 @@ impl Batch {
         let took = took + now.saturating_sub(began);
         record(self, logit_rows, took);
         if !is_prefill {
-            self.costs.record(rows, took.saturating_sub(self.drafting));
+            // Reading streamed weights is a part of the cost.
+            let cost = match self.has_two_passes() {
+                true => took.saturating_sub(self.drafting),
+                false => now.saturating_sub(pass_began),
+            };
+            self.costs.record(rows, cost);
         }
         for (entry, scores) in entries.iter().filter(|entry| entry.needs_logits).zip(scores) {
             let Some(sequence) = self.get_mut(entry.id) else { continue };

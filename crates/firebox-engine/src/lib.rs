@@ -16,6 +16,7 @@
 
 mod batch;
 mod clock;
+mod decode_share;
 mod embedding_queue;
 mod embedding_request;
 mod engine;

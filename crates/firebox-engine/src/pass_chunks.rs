@@ -16,12 +16,13 @@ pub(crate) struct PassChunks {
 
 impl PassChunks {
     /// Divides the rows of a pass that serves `needs` of a decoder with so many layers. Requests in `in_pass` are in
-    /// another pass.
+    /// another pass, and of those that decode it has those in `decoding`.
     pub fn new(
         needs: &[Need],
         sequences: &[Sequence],
         embeddings: &RunningEmbeddings,
         in_pass: &[RequestId],
+        decoding: &[RequestId],
         pacer: &PrefillPacer,
         layers: usize,
     ) -> Self {
@@ -30,7 +31,9 @@ impl PassChunks {
         let mut prompts: Vec<(RequestId, Share, Prompt)> = Vec::new();
         for (at, one) in sequences.iter().enumerate().filter(|(_, one)| joins(one)) {
             if one.need() == Need::Decode {
-                lengths[at] = one.session.uncached_tokens();
+                if decoding.contains(&one.id) {
+                    lengths[at] = one.session.uncached_tokens();
+                }
                 continue;
             }
             let Sequence { id, session, priority, prefix_end, .. } = one;
@@ -51,10 +54,10 @@ impl PassChunks {
         // In order of arrival, of which the numbers of requests tell.
         prompts.sort_by_key(|(id, ..)| *id);
         let shares: Vec<Prompt> = prompts.iter().map(|(.., prompt)| *prompt).collect();
-        let decoding = sequences.iter().any(|one| !one.held && one.need() == Need::Decode);
+        let decodes = sequences.iter().any(|one| !one.held && one.need() == Need::Decode);
         let answers = prompts.iter().filter(|(_, share, _)| matches!(share, Share::Sequence(_)));
         let rows = rows_around(answers.map(|(.., prompt)| prompt.tokens));
-        let budget = budget(needs, &shares, decoding, rows, pacer, layers).at_most(limit);
+        let budget = budget(needs, &shares, decodes, rows, pacer, layers).at_most(limit);
         let mut texts = Vec::new();
         for ((id, share, _), tokens) in prompts.into_iter().zip(prefill_chunks(budget, &shares)) {
             match share {

@@ -14,7 +14,7 @@ use firebox_runtime::{
     CompilePermit, CompiledGrammar, GenerationConfig, GrammarCache, Model, OWN_HEAD, RequestGrammar,
     RuntimeError, Session,
 };
-use firebox_schedule::{Task, Ticket};
+use firebox_schedule::{Client, Task, Ticket};
 use firebox_telemetry::Meters;
 
 use crate::error::EngineError;
@@ -29,6 +29,7 @@ pub(crate) struct AdmittedRequest {
     pub choices: Vec<(RequestId, Ticket)>,
     pub task: Task,
     pub scope: String,
+    pub client: Client,
     /// Whether its choices draft by lookup.
     pub lookup: Option<bool>,
     pub since: Duration,

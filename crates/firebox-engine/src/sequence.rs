@@ -6,7 +6,7 @@ use std::time::Duration;
 use firebox_runtime::decode::{Advance, DecodeState, OutputState, Scores, Timing};
 use firebox_runtime::session::NextChunk;
 use firebox_runtime::{Finish, PrefixHit, PrefixTree, Session, Speculation};
-use firebox_schedule::Priority;
+use firebox_schedule::{Client, Priority};
 
 use crate::error::EngineError;
 use crate::event::{Event, Failure, Outcome};
@@ -26,7 +26,10 @@ pub(crate) struct Sequence {
     pub speculation: Option<Speculation>,
     /// The scope within which requests share prefixes.
     pub scope: String,
+    pub client: Client,
     pub priority: Priority,
+    /// The last decode step of its batch that it was in.
+    pub last_step: u64,
     /// The prompt, until the sequence first runs.
     prompt: Option<Arc<[u32]>>,
     /// The scores after the prompt, if another choice of its request has computed it, until the sequence first runs.
@@ -93,7 +96,9 @@ impl Sequence {
             state: DecodeState::new(output, timing),
             speculation: None,
             scope,
+            client: Client::default(),
             priority,
+            last_step: 0,
             cached_tokens: 0,
             waited: Duration::ZERO,
             prefix_end: None,

@@ -53,7 +53,7 @@ impl LoadedModel {
         };
         let fail_at = task.first_by.filter(|_| or_not_at_all).map(|first_by| now.saturating_add(first_by));
         let choices: Vec<(RequestId, Ticket)> = ids.iter().copied().zip(tickets).collect();
-        let request = AdmittedRequest { choices, task, scope, lookup, since: now, fail_at };
+        let request = AdmittedRequest { choices, task, scope, client, lookup, since: now, fail_at };
         let parts = RequestParts { session, prompt: prompt.into() };
         if let Err(error) = self.check_request(&parts, config.context) {
             self.leave(&request);

@@ -14,7 +14,7 @@ impl LoadedModel {
     /// Adds a prepared request to the queue, as one that came when it was submitted. The first of several choices computes
     /// the prompt, and the others continue after it.
     pub(super) fn enqueue(&mut self, request: AdmittedRequest, ready: Ready, now: Duration) {
-        let AdmittedRequest { choices, task, scope, lookup, since, fail_at } = request;
+        let AdmittedRequest { choices, task, scope, client, lookup, since, fail_at } = request;
         let Ready { session, prompt, outputs } = ready;
         let mut sessions: Vec<Session> = choices.iter().skip(1).map(|_| (*session).clone()).collect();
         sessions.insert(0, *session);
@@ -22,6 +22,7 @@ impl LoadedModel {
             let scope = scope.clone();
             let mut sequence =
                 Sequence::new(id, session, prompt.clone(), output, scope, task.priority, since);
+            sequence.client = client.clone();
             sequence.fail_at = fail_at;
             sequence.speculation = self.speculation(lookup);
             self.waiting.insert(ticket, (sequence, task));

@@ -79,20 +79,25 @@ impl PassCosts {
         self.times.get(rows)?.seconds()
     }
 
-    /// Returns the seconds that a pass of `rows` takes, measured or estimated: at most as long as passes of more rows, and
-    /// beyond the measured ones in proportion to what rows cost there.
-    pub(super) fn seconds(&self, rows: usize) -> f64 {
+    /// Returns the seconds that a pass of `rows` takes, measured or estimated: between measured numbers of rows in proportion,
+    /// at most as long as passes of more rows, and beyond the measured ones by what rows cost there.
+    pub fn seconds(&self, rows: usize) -> f64 {
         let of_more =
             (rows..self.times.len()).filter_map(|rows| self.measured(rows)).fold(f64::MAX, f64::min);
         if self.measured(rows).is_some() {
             return of_more;
         }
+        let next = || (rows..self.times.len()).find_map(|more| Some((more, self.measured(more)?)));
         let of_fewer = (1..rows).rev().find_map(|fewer| {
             let seconds = self.measured(fewer)?;
             let (fewest, least) = (1..=fewer).find_map(|rows| Some((rows, self.measured(rows)?)))?;
-            let row = if fewest == fewer { 0.0 } else { (seconds - least) / (fewer - fewest) as f64 };
             let single = least / (1.0 + ASSUMED_ROW_COST * (fewest - 1) as f64);
-            Some(seconds + (rows - fewer) as f64 * row.max(ASSUMED_ROW_COST * single))
+            let row = match next() {
+                Some((more, slower)) => (slower - seconds) / (more - fewer) as f64,
+                None if fewest == fewer => ASSUMED_ROW_COST * single,
+                None => ((seconds - least) / (fewer - fewest) as f64).max(ASSUMED_ROW_COST * single),
+            };
+            Some(seconds + (rows - fewer) as f64 * row.max(0.0))
         });
         of_fewer.unwrap_or_default().min(of_more)
     }
