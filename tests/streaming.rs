@@ -35,19 +35,23 @@ fn checkpoints(scratch: &Path) -> Vec<PathBuf> {
     for entry in std::fs::read_dir(fixtures("gguf")).unwrap() {
         let folder = entry.unwrap().path();
         let family = folder.file_name().unwrap().to_str().unwrap().to_owned();
-        paths.extend([folder.join("hf"), folder.join("model.gguf")]);
+        let own = folder.join("hf");
+        let (is_own, directory) = (own.exists(), fixtures("reference").join(&family));
+        let directory = if is_own { own } else { directory };
+        paths.extend([directory.clone(), folder.join("model.gguf")]);
         let schemes = [
             ("f32", None),
             ("q8", Some(Quantization { bits: Bits::Q8, group: 32 })),
             ("q4", Some(Quantization { bits: Bits::Q4, group: 32 })),
         ];
-        for (name, quantize) in schemes {
+        // The larger ones as one bundle each.
+        for (name, quantize) in schemes.into_iter().skip(if is_own { 0 } else { 2 }) {
             let bundle = scratch.join(format!("{family}-{name}"));
-            import(folder.join("hf"), &bundle, &ImportOptions { quantize }, &mut |_| ()).unwrap();
+            import(&directory, &bundle, &ImportOptions { quantize }, &mut |_| ()).unwrap();
             paths.push(bundle);
         }
     }
-    assert_eq!(paths.len(), 9 * 5);
+    assert_eq!(paths.len(), 9 * 5 + 12 * 3);
     paths
 }
 

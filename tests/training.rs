@@ -9,8 +9,29 @@ use firebox::internals::model::{AdapterPlan, Fed, HeadForm, LogitRows, Seeded, T
 use firebox::internals::store::Checkpoint;
 use firebox::{Model, device};
 
-const FAMILIES: [&str; 9] =
-    ["gemma3_text", "llama", "mistral", "phi3", "qwen2", "qwen3", "qwen3_5_text", "qwen3_moe", "smollm3"];
+const FAMILIES: [&str; 21] = [
+    "cohere2",
+    "ernie4_5",
+    "exaone4",
+    "gemma3_text",
+    "glm4",
+    "gpt2",
+    "granite",
+    "hunyuan_v1_dense",
+    "llama",
+    "ministral3",
+    "mistral",
+    "olmo2",
+    "olmo3",
+    "phi3",
+    "qwen2",
+    "qwen3",
+    "qwen3_5_text",
+    "qwen3_moe",
+    "seed_oss",
+    "smollm3",
+    "starcoder2",
+];
 
 const SEEDED: Seeded = Seeded { seed: 7, embedding: 0.02, head_norms: 1.0 };
 

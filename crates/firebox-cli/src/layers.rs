@@ -54,6 +54,9 @@ fn describe(block: &BlockConfig) -> Layer {
         FeedForwardConfig::Gated(gated) => {
             format!("gated {}, {}", activation(gated.activation), gated.inner_size)
         }
+        FeedForwardConfig::Plain(plain) => {
+            format!("plain {}, {}", activation(plain.activation), plain.inner_size)
+        }
         FeedForwardConfig::MixtureOfExperts(experts) => format!(
             "{} of {} experts, gated {}, {}",
             experts.chosen,

@@ -1,15 +1,16 @@
 //! Grouped-query attention.
 
 use burn::module::Module;
-use burn::tensor::{Tensor, activation};
+use burn::tensor::{Tensor, TensorData, activation};
 use firebox_cache::AttentionCache;
 use firebox_kernels::attention::{
     AttentionParams, AttentionSequence, HeadTransform, RopeAndCache, batch_attention, can_record,
 };
 use firebox_kernels::linear::Weight;
+use firebox_kernels::transfers;
 
 use crate::ModelError;
-use crate::config::{AttentionConfig, AttentionProjections};
+use crate::config::{AttentionConfig, AttentionProjections, HeadNormPlace};
 use crate::linear::Linear;
 use crate::norm::RmsNorm;
 use crate::rows::Rows;
@@ -64,18 +65,19 @@ impl Attention {
                 AttentionInput::Fused(inward("qkv_proj", query_width + 2 * kv_width)?)
             }
         };
-        let head_norm = |name| {
-            config
-                .head_norm
-                .as_ref()
-                .map(|norm| RmsNorm::load(&norm.named(name, head_dim), &weights))
-                .transpose()
+        let head_norm = |name, heads| {
+            let width = match config.head_norm_place {
+                HeadNormPlace::Projection => heads * head_dim,
+                HeadNormPlace::Heads | HeadNormPlace::RotatedHeads => head_dim,
+            };
+            let norm = config.head_norm.as_ref().map(|norm| norm.named(name, width));
+            norm.map(|norm| RmsNorm::load(&norm, &weights)).transpose()
         };
         Ok(Self {
             input,
             output: Linear::load(&weights, "o_proj", heads * head_dim, hidden_size, config.output_bias)?,
-            query_norm: head_norm("q_norm")?,
-            key_norm: head_norm("k_norm")?,
+            query_norm: head_norm("q_norm", heads)?,
+            key_norm: head_norm("k_norm", kv_heads)?,
             config: config.clone(),
         })
     }
@@ -104,8 +106,12 @@ impl Attention {
         self.output.forward(attended)
     }
 
-    /// Returns the weights of queries, keys and values and of the output, if they have no biases or adapters and no gate.
+    /// Returns the weights of queries, keys and values and of the output, if they have no biases or adapters, no gate
+    /// and no norms but those of heads before their rotation.
     pub(crate) fn plain_weights(&self) -> Option<([Weight; 3], Weight)> {
+        if self.config.head_norm.is_some() && self.config.head_norm_place != HeadNormPlace::Heads {
+            return None;
+        }
         match &self.input {
             AttentionInput::Separate(SeparateInput { query, key, value }) if !self.config.gated => Some((
                 [query.plain_weights()?, key.plain_weights()?, value.plain_weights()?],
@@ -113,6 +119,28 @@ impl Attention {
             )),
             _ => None,
         }
+    }
+
+    /// Returns whether queries of these rows are larger than those of early positions, or become so while a recorded step runs.
+    pub(crate) fn grows(&self, rows: &Rows) -> bool {
+        self.config.query_growth.is_some_and(|growth| {
+            rows.steps.is_some()
+                || rows.groups.iter().any(|group| group.position + group.rows.len() > growth.original)
+        })
+    }
+
+    /// Multiplies queries, `[rows, heads, head_dim]`, by the factors of their positions.
+    fn grown(&self, query: Tensor<3>, rows: &Rows) -> Tensor<3> {
+        let Some(growth) = self.config.query_growth.filter(|_| self.grows(rows)) else { return query };
+        let positions =
+            rows.groups.iter().flat_map(|group| group.position..group.position + group.rows.len());
+        let factors: Vec<f32> = positions
+            .map(|position| 1.0 + growth.rate * ((position / growth.original) as f32).ln_1p())
+            .collect();
+        transfers::count_upload();
+        let factors = TensorData::new(factors, [query.dims()[0], 1, 1]);
+        let device = query.device();
+        query.mul(Tensor::from_data(factors, &device))
     }
 
     /// Returns whether it can be part of a recorded step of these rows.
@@ -204,12 +232,24 @@ impl Attention {
         let key = key.reshape([count, kv_heads, head_dim]);
         let value = value.reshape([count, kv_heads, head_dim]);
         let rope = self.config.rope.map(|index| rows.rope(index));
-        let placed = |norm: &Option<RmsNorm>, heads: Tensor<3>| match (norm, rope) {
-            (Some(norm), Some(rope)) => rope.rotate_normed(heads, norm),
-            (Some(norm), None) => norm.forward(heads),
-            (None, Some(rope)) => rope.rotate(heads),
-            (None, None) => heads,
+        let rotated = |heads: Tensor<3>| match rope {
+            Some(rope) => rope.rotate(heads),
+            None => heads,
         };
-        Projections { query: placed(&self.query_norm, query), key: placed(&self.key_norm, key), value, gate }
+        let placed = |norm: &Option<RmsNorm>, heads: Tensor<3>| match (norm, self.config.head_norm_place) {
+            (Some(norm), HeadNormPlace::Heads) => match rope {
+                Some(rope) => rope.rotate_normed(heads, norm),
+                None => norm.forward(heads),
+            },
+            (Some(norm), HeadNormPlace::Projection) => {
+                let [rows, heads_count, width] = heads.dims();
+                let all = norm.forward(heads.reshape([rows, heads_count * width]));
+                rotated(all.reshape([rows, heads_count, width]))
+            }
+            (Some(norm), HeadNormPlace::RotatedHeads) => norm.forward(rotated(heads)),
+            (None, _) => rotated(heads),
+        };
+        let query = self.grown(placed(&self.query_norm, query), rows);
+        Projections { query, key: placed(&self.key_norm, key), value, gate }
     }
 }

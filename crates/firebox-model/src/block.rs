@@ -10,19 +10,23 @@ use crate::config::BlockConfig;
 use crate::experts::CachedExperts;
 use crate::feed_forward::FeedForward;
 use crate::mixer::Mixer;
-use crate::norm::RmsNorm;
+use crate::norm::Norm;
 use crate::rows::Rows;
 use crate::weights::Weights;
 
 /// One layer: norm, mixer, norm, feed-forward.
 #[derive(Module, Debug)]
 pub struct Block {
-    pub(crate) mixer_norm: RmsNorm,
+    pub(crate) mixer_norm: Option<Norm>,
     pub(crate) mixer: Mixer,
-    pub(crate) mixer_output_norm: Option<RmsNorm>,
-    pub(crate) feed_forward_norm: RmsNorm,
+    pub(crate) mixer_output_norm: Option<Norm>,
+    pub(crate) feed_forward_norm: Option<Norm>,
     pub(crate) feed_forward: FeedForward,
-    pub(crate) feed_forward_output_norm: Option<RmsNorm>,
+    pub(crate) feed_forward_output_norm: Option<Norm>,
+    #[module(skip)]
+    pub(crate) residual_scale: Option<f32>,
+    #[module(skip)]
+    pub(crate) parallel: bool,
 }
 
 impl Block {
@@ -32,14 +36,16 @@ impl Block {
         weights: &Weights<'_>,
         experts: Option<CachedExperts>,
     ) -> Result<Self, ModelError> {
-        let optional = |norm: &Option<_>| norm.as_ref().map(|norm| RmsNorm::load(norm, weights)).transpose();
+        let optional = |norm: &Option<_>| norm.as_ref().map(|norm| Norm::load(norm, weights)).transpose();
         Ok(Self {
-            mixer_norm: RmsNorm::load(&config.mixer_norm, weights)?,
+            mixer_norm: Norm::load_present(&config.mixer_norm, weights)?,
             mixer: Mixer::load(&config.mixer, weights)?,
             mixer_output_norm: optional(&config.mixer_output_norm)?,
-            feed_forward_norm: RmsNorm::load(&config.feed_forward_norm, weights)?,
+            feed_forward_norm: Norm::load_present(&config.feed_forward_norm, weights)?,
             feed_forward: FeedForward::load(&config.feed_forward, weights, experts)?,
             feed_forward_output_norm: optional(&config.feed_forward_output_norm)?,
+            residual_scale: config.residual_scale,
+            parallel: config.parallel,
         })
     }
 
@@ -72,18 +78,43 @@ impl Block {
         caches: impl Iterator<Item = LayerCache<'c>>,
     ) -> Result<Tensor<2>, ModelError> {
         let mut caches: Vec<_> = caches.collect();
-        let fused = self.fused(&hidden, &caches);
+        let fused = self.fused(&hidden, rows, &caches);
         if rows.steps.is_some() && !fused.as_ref().is_some_and(|fused| fused.can_record(&hidden)) {
             return Err(StepError::Unsupported { reason: "a layer is not fused".into() }.into());
         }
         if let Some(fused) = fused {
             return Ok(fused.forward(hidden, rows, &mut caches));
         }
-        let x = self.mixer_norm.forward(hidden.clone());
-        let mixed = self.mixer.mix(x, rows, caches.into_iter())?;
-        let (hidden, x) = self.feed_forward_norm.forward_sum(normed(&self.mixer_output_norm, mixed), hidden);
-        let fed = self.feed_forward.forward(x)?;
-        Ok(hidden.add(normed(&self.feed_forward_output_norm, fed)))
+        let x = normed(&self.mixer_norm, hidden.clone());
+        let mixed = self.mixer.mix(x.clone(), rows, caches.into_iter())?;
+        let mixed = self.scaled(normed(&self.mixer_output_norm, mixed));
+        if self.parallel {
+            let x = match &self.feed_forward_norm {
+                Some(norm) => norm.forward(hidden.clone()),
+                None => x,
+            };
+            return Ok(hidden.add(mixed).add(self.fed(x)?));
+        }
+        let (hidden, x) = match &self.feed_forward_norm {
+            Some(norm) => norm.forward_sum(mixed, hidden),
+            None => {
+                let sum = hidden.add(mixed);
+                (sum.clone(), sum)
+            }
+        };
+        Ok(hidden.add(self.fed(x)?))
+    }
+
+    /// What the feed-forward adds to the residual.
+    fn fed(&self, x: Tensor<2>) -> Result<Tensor<2>, ModelError> {
+        Ok(self.scaled(normed(&self.feed_forward_output_norm, self.feed_forward.forward(x)?)))
+    }
+
+    fn scaled(&self, added: Tensor<2>) -> Tensor<2> {
+        match self.residual_scale {
+            Some(scale) => added.mul_scalar(scale),
+            None => added,
+        }
     }
 }
 
@@ -94,7 +125,7 @@ impl BlockConfig {
     }
 }
 
-fn normed(norm: &Option<RmsNorm>, x: Tensor<2>) -> Tensor<2> {
+fn normed(norm: &Option<Norm>, x: Tensor<2>) -> Tensor<2> {
     match norm {
         Some(norm) => norm.forward(x),
         None => x,

@@ -26,8 +26,13 @@ pub struct DecoderConfig {
     pub final_norm: NormConfig,
     /// Whether the unembedding is the embedding.
     pub tied_embeddings: bool,
+    /// Factor of the logits.
+    pub logit_scale: Option<f32>,
     /// Applies `cap * tanh(logit / cap)` to the logits.
     pub logit_softcap: Option<f32>,
+    /// Name of a table with a row for each of [`max_positions`](Self::max_positions), without `.weight`, whose rows
+    /// are added to the embeddings.
+    pub learned_positions: Option<String>,
     /// Names of its tensors.
     pub names: TensorNames,
 }
@@ -37,15 +42,31 @@ pub struct DecoderConfig {
 pub struct TensorNames {
     /// Prefix of all names but the unembedding's, such as `model.`
     pub prefix: String,
+    /// The embedding's name within the prefix, without `.weight`.
+    pub embedding: String,
+    /// The name of the list of layers within the prefix.
+    pub layers: String,
     /// The unembedding's name without `.weight`.
     pub unembedding: String,
+    /// Parts of names within a layer: what modules call them, and what the checkpoint does.
+    pub renamed: &'static [(&'static str, &'static str)],
+    /// Whether the matrices of layers lie as `[inputs, outputs]`.
+    pub transposed: bool,
     /// Prefixes of tensors that belong to parts which are not run.
     pub foreign: Vec<String>,
 }
 
 impl Default for TensorNames {
     fn default() -> Self {
-        Self { prefix: "model.".into(), unembedding: "lm_head".into(), foreign: Vec::new() }
+        Self {
+            prefix: "model.".into(),
+            embedding: "embed_tokens".into(),
+            layers: "layers".into(),
+            unembedding: "lm_head".into(),
+            renamed: &[],
+            transposed: false,
+            foreign: Vec::new(),
+        }
     }
 }
 
@@ -64,11 +85,18 @@ pub struct BlockConfig {
     pub feed_forward: FeedForwardConfig,
     /// Norm of the feed-forward network's output, before it is added to the residual.
     pub feed_forward_output_norm: Option<NormConfig>,
+    /// Factor of what mixer and feed-forward add to the residual.
+    pub residual_scale: Option<f32>,
+    /// Whether the feed-forward does not wait for the mixer: it reads the block's input, through its own norm or else
+    /// through the mixer's, and both outputs are added at once.
+    pub parallel: bool,
 }
 
-/// Configuration of an RMS norm.
+/// Configuration of a norm.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct NormConfig {
+    /// What it computes.
+    pub kind: NormKind,
     /// Name within the block, without `.weight`.
     pub name: String,
     /// Number of elements that are normalised together.
@@ -77,6 +105,21 @@ pub struct NormConfig {
     pub epsilon: f64,
     /// Added to the stored weight; 1 if the checkpoint stores weights around zero.
     pub weight_offset: f32,
+}
+
+/// What a norm computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum NormKind {
+    /// Divides by the root of the mean square.
+    Rms,
+    /// Subtracts the mean and divides by the standard deviation.
+    Layer {
+        /// Whether a bias is added.
+        bias: bool,
+    },
+    /// Nothing: there is no norm at this place.
+    Absent,
 }
 
 impl NormConfig {
@@ -115,8 +158,12 @@ pub struct AttentionConfig {
     pub softcap: Option<f32>,
     /// Index of the position scheme, if any.
     pub rope: Option<usize>,
-    /// Norm of every query head and every key head.
+    /// Norm of queries and keys.
     pub head_norm: Option<NormConfig>,
+    /// What that norm covers, and when it is applied.
+    pub head_norm_place: HeadNormPlace,
+    /// Growth of the queries with their positions.
+    pub query_growth: Option<QueryGrowth>,
     /// Whether the query projection also yields a gate of the output.
     pub gated: bool,
     /// Layout of the projections.
@@ -125,6 +172,27 @@ pub struct AttentionConfig {
     pub input_bias: bool,
     /// Whether the output has a bias.
     pub output_bias: bool,
+}
+
+/// What the norm of queries and keys covers, and when it is applied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum HeadNormPlace {
+    /// Every head, before it is rotated.
+    Heads,
+    /// All heads together, before they are rotated.
+    Projection,
+    /// Every head, after it is rotated.
+    RotatedHeads,
+}
+
+/// Multiplies the query at position `p` by `1 + rate * ln(1 + floor(p / original))`.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct QueryGrowth {
+    /// Factor of the logarithm.
+    pub rate: f32,
+    /// Number of positions over which queries stay as they are.
+    pub original: usize,
 }
 
 /// Layout of the query, key and value projections.
@@ -168,6 +236,8 @@ pub struct DeltaNetConfig {
 pub enum FeedForwardConfig {
     /// `down(activation(gate(x)) * up(x))`
     Gated(GatedConfig),
+    /// `down(activation(up(x)))`
+    Plain(PlainConfig),
     /// Several gated networks, a few of which are chosen for each token.
     MixtureOfExperts(ExpertsConfig),
 }
@@ -185,6 +255,19 @@ pub struct GatedConfig {
     pub bias: bool,
     /// Whether gate and up are stored as one `gate_up_proj`.
     pub fused: bool,
+}
+
+/// Configuration of a feed-forward network of two matrices.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct PlainConfig {
+    /// Width of the hidden state.
+    pub hidden_size: usize,
+    /// Inner width.
+    pub inner_size: usize,
+    /// The activation.
+    pub activation: Activation,
+    /// Whether both projections have a bias.
+    pub bias: bool,
 }
 
 /// Configuration of a mixture of experts.

@@ -14,11 +14,12 @@ use crate::config::DecoderConfig;
 use crate::families::Architecture;
 use crate::feed_forward::{FeedForward, OwnFeedForward};
 use crate::mixer::{Mixer, MixerMemory, OwnMixer};
-use crate::norm::RmsNorm;
+use crate::norm::Norm;
 use crate::observer::Observer;
+use crate::positions::LearnedPositions;
 use crate::recording::StepRecorder;
 use crate::resident::ResidentWeights;
-use crate::rows::indices;
+use crate::rows::{Span, indices};
 use crate::stream_lock::StreamLockGuard;
 use crate::streamed::StreamedWeights;
 use crate::weights::Weights;
@@ -27,7 +28,8 @@ use crate::weights::Weights;
 #[derive(Debug)]
 pub struct Decoder {
     parts: Parts,
-    final_norm: RmsNorm,
+    final_norm: Norm,
+    positions: Option<LearnedPositions>,
     config: DecoderConfig,
     device: Device,
     /// What the mixer of every layer remembers.
@@ -86,11 +88,13 @@ impl Decoder {
 
     fn checked(parts: Parts, config: DecoderConfig, root: &Weights<'_>) -> Result<Self, ModelError> {
         let weights = root.within(&config.names.prefix);
-        let final_norm = RmsNorm::load(&config.final_norm, &weights)?;
+        let final_norm = Norm::load(&config.final_norm, &weights)?;
+        let positions = LearnedPositions::load(&config, &weights)?;
         root.all_taken(|name| config.is_foreign(name))?;
         Ok(Self {
             parts,
             final_norm,
+            positions,
             memories: config.blocks.iter().map(|block| block.mixer.memory()).collect(),
             changes: Vec::new(),
             config,
@@ -158,6 +162,7 @@ impl Decoder {
         Self {
             parts: Parts::Resident(whole.with_block(layer, block)),
             final_norm: self.final_norm.clone(),
+            positions: self.positions.clone(),
             config: self.config.clone(),
             device: self.device.clone(),
             memories: self.memories.clone(),
@@ -281,6 +286,10 @@ impl Decoder {
     /// Takes up the positions that forgotten tokens have left in a sequence of this model. `length` is how long the
     /// sequence is known to become.
     pub fn compact_positions(&self, cache: &mut SequenceCache, length: usize) -> Result<(), ModelError> {
+        if self.positions.is_some() {
+            // The states behind keys and values hold the positions that their tokens had.
+            return Ok(());
+        }
         let angles: Vec<_> =
             self.config.ropes.iter().map(|rope| (rope.frequencies(length).0, rope)).collect();
         let rotate = |layer: usize, keys: Tensor<3>, back: usize| match self.memories[layer] {
@@ -337,6 +346,9 @@ impl Decoder {
 
     /// Embeds tokens that are on the device. Only resident weights can.
     pub(crate) fn embed_indices(&self, tokens: Tensor<1, Int>) -> Result<Tensor<2>, ModelError> {
+        if self.positions.is_some() {
+            return Err(StepError::Unsupported { reason: "positions are learned".into() }.into());
+        }
         match &self.parts {
             Parts::Resident(whole) => Ok(self.config.scaled(whole.embedding.gather(tokens))),
             Parts::Streamed(_) => {
@@ -345,12 +357,20 @@ impl Decoder {
         }
     }
 
-    pub(crate) fn embed(&self, tokens: &[u32]) -> Result<Tensor<2>, ModelError> {
+    pub(crate) fn embed(
+        &self,
+        tokens: &[u32],
+        spans: impl Iterator<Item = Span>,
+    ) -> Result<Tensor<2>, ModelError> {
         let embedded = match &self.parts {
             Parts::Resident(whole) => whole.embedding.gather(indices(tokens, &self.device)),
             Parts::Streamed(streamed) => streamed.embed(tokens)?,
         };
-        Ok(self.config.scaled(embedded))
+        let embedded = self.config.scaled(embedded);
+        match &self.positions {
+            Some(positions) => positions.add(embedded, spans),
+            None => Ok(embedded),
+        }
     }
 
     /// Applies the final norm.
@@ -391,6 +411,10 @@ impl DecoderConfig {
 
     /// Products with the unembedding as logits.
     pub(crate) fn capped(&self, logits: Tensor<2>) -> Tensor<2> {
+        let logits = match self.logit_scale {
+            Some(scale) => logits.mul_scalar(scale),
+            None => logits,
+        };
         match self.logit_softcap {
             Some(cap) => logits.div_scalar(cap).tanh().mul_scalar(cap),
             None => logits,
@@ -403,6 +427,9 @@ impl DecoderConfig {
             // Tied checkpoints sometimes store the embedding twice, old ones their rotary frequencies.
             || (self.tied_embeddings && name == format!("{}.weight", self.names.unembedding))
             || name.ends_with(".rotary_emb.inv_freq")
+            // Causal masks of old GPT-2 checkpoints.
+            || name.ends_with(".attn.masked_bias")
+            || (self.names.layers == "h" && name.ends_with(".attn.bias"))
     }
 
     /// The shortest sequence for which positions mean what they mean in one of `length` tokens: once this

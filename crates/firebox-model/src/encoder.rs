@@ -11,6 +11,7 @@ use crate::encoder_config::EncoderConfig;
 use crate::families::Architecture;
 use crate::linear::Linear;
 use crate::matrix::Matrix;
+use crate::norm::LayerNorm;
 use crate::pooling::{Pooling, of_length_one};
 use crate::weights::Weights;
 
@@ -66,13 +67,6 @@ struct EncoderLayer {
     output_norm: LayerNorm,
 }
 
-#[derive(Module, Debug)]
-struct LayerNorm {
-    weight: Param<Tensor<1>>,
-    bias: Param<Tensor<1>>,
-    epsilon: f64,
-}
-
 impl Encoder {
     /// Loads the encoder from a checkpoint.
     pub fn load(checkpoint: &Checkpoint, device: &Device) -> Result<Self, ModelError> {
@@ -115,7 +109,7 @@ impl Encoder {
             words: embeddings.matrix("word_embeddings.weight", config.vocab_size, width)?,
             positions: table("position_embeddings.weight", config.max_positions)?,
             token_types: table("token_type_embeddings.weight", config.token_types)?,
-            norm: LayerNorm::load(&embeddings, "LayerNorm", &config)?,
+            norm: LayerNorm::load(&embeddings, "LayerNorm", width, config.epsilon, true)?,
             layers,
             device: device.clone(),
             config,
@@ -209,16 +203,17 @@ impl Encoder {
 impl EncoderLayer {
     fn load(config: &EncoderConfig, weights: &Weights<'_>) -> Result<Self, ModelError> {
         let EncoderConfig { hidden_size, inner_size, .. } = *config;
+        let norm = |name| LayerNorm::load(weights, name, hidden_size, config.epsilon, true);
         let square = |name| Linear::load(weights, name, hidden_size, hidden_size, true);
         Ok(Self {
             query: square("attention.self.query")?,
             key: square("attention.self.key")?,
             value: square("attention.self.value")?,
             attention_output: square("attention.output.dense")?,
-            attention_norm: LayerNorm::load(weights, "attention.output.LayerNorm", config)?,
+            attention_norm: norm("attention.output.LayerNorm")?,
             inner: Linear::load(weights, "intermediate.dense", hidden_size, inner_size, true)?,
             outer: Linear::load(weights, "output.dense", inner_size, hidden_size, true)?,
-            output_norm: LayerNorm::load(weights, "output.LayerNorm", config)?,
+            output_norm: norm("output.LayerNorm")?,
         })
     }
 
@@ -241,24 +236,5 @@ impl EncoderLayer {
         let hidden = self.attention_norm.forward(self.attention_output.forward(attended).add(hidden));
         let inner = config.activation.forward(self.inner.forward(hidden.clone()));
         self.output_norm.forward(self.outer.forward(inner).add(hidden))
-    }
-}
-
-impl LayerNorm {
-    fn load(weights: &Weights<'_>, name: &str, config: &EncoderConfig) -> Result<Self, ModelError> {
-        Ok(Self {
-            weight: weights.vector(&format!("{name}.weight"), config.hidden_size)?,
-            bias: weights.vector(&format!("{name}.bias"), config.hidden_size)?,
-            epsilon: config.epsilon,
-        })
-    }
-
-    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
-        let centred = x.clone().sub(x.mean_dim(1));
-        let variance = centred.clone().square().mean_dim(1);
-        centred
-            .div(variance.add_scalar(self.epsilon).sqrt())
-            .mul(self.weight.val().unsqueeze())
-            .add(self.bias.val().unsqueeze())
     }
 }

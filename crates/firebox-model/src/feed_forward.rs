@@ -10,6 +10,7 @@ use crate::config::FeedForwardConfig;
 use crate::error::{ComponentError, ModelError, of_width};
 use crate::experts::{CachedExperts, MixtureOfExperts};
 use crate::gated::GatedFeedForward;
+use crate::plain::PlainFeedForward;
 use crate::weights::Weights;
 
 /// What works on each position alone.
@@ -17,6 +18,8 @@ use crate::weights::Weights;
 pub enum FeedForward {
     /// One gated network.
     Gated(GatedFeedForward),
+    /// Two matrices with a nonlinearity between them.
+    Plain(PlainFeedForward),
     /// Several, a few of which are chosen.
     MixtureOfExperts(MixtureOfExperts),
     /// A custom feed-forward.
@@ -50,6 +53,7 @@ impl FeedForward {
         let weights = weights.within("mlp.");
         Ok(match config {
             FeedForwardConfig::Gated(gated) => Self::Gated(GatedFeedForward::load(gated, &weights)?),
+            FeedForwardConfig::Plain(plain) => Self::Plain(PlainFeedForward::load(plain, &weights)?),
             FeedForwardConfig::MixtureOfExperts(mixture) => {
                 Self::MixtureOfExperts(MixtureOfExperts::load(mixture, &weights, experts)?)
             }
@@ -64,6 +68,7 @@ impl FeedForward {
     pub fn forward(&self, x: Tensor<2>) -> Result<Tensor<2>, ModelError> {
         match self {
             Self::Gated(gated) => Ok(gated.forward(x)),
+            Self::Plain(plain) => Ok(plain.forward(x)),
             Self::MixtureOfExperts(experts) => experts.forward(x),
             Self::Own(HeldFeedForward { held }) => of_width(held.id(), x.dims(), held.forward(x)),
         }

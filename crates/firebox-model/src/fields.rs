@@ -11,35 +11,49 @@ const LARGEST_DIMENSION: u64 = 1 << 26;
 #[derive(Debug, Clone)]
 pub(crate) struct Fields<'a> {
     map: &'a Map<String, Value>,
+    renamed: &'static [(&'static str, &'static str)],
     path: String,
 }
 
 impl<'a> Fields<'a> {
     pub fn new(config: &'a Value) -> Result<Self, ModelError> {
         match config.as_object() {
-            Some(map) => Ok(Self { map, path: String::new() }),
+            Some(map) => Ok(Self { map, renamed: &[], path: String::new() }),
             None => Err(ModelError::Config { field: "config".into(), reason: "is not a JSON object".into() }),
         }
     }
 
+    /// Returns the fields of a configuration that calls some of them otherwise: the usual names, and its own.
+    pub fn with_names(&self, renamed: &'static [(&'static str, &'static str)]) -> Self {
+        Self { renamed, ..self.clone() }
+    }
+
+    /// The name that this configuration has for a field.
+    fn own_name<'n>(&self, field: &'n str) -> &'n str {
+        self.renamed.iter().find(|(usual, _)| *usual == field).map_or(field, |(_, own)| own)
+    }
+
     pub fn error(&self, field: &str, reason: impl Into<String>) -> ModelError {
+        let field = self.own_name(field);
         ModelError::Config { field: format!("{}{field}", self.path), reason: reason.into() }
     }
 
     /// The field, unless it is absent or null.
     pub fn get(&self, field: &str) -> Option<&'a Value> {
-        self.map.get(field).filter(|value| !value.is_null())
+        self.map.get(self.own_name(field)).filter(|value| !value.is_null())
     }
 
     /// The field if it is there, a default if it is not; null is nothing either way.
     pub fn count_or(&self, field: &str, absent: Option<usize>) -> Result<Option<usize>, ModelError> {
-        if self.map.contains_key(field) { self.count(field) } else { Ok(absent) }
+        if self.map.contains_key(self.own_name(field)) { self.count(field) } else { Ok(absent) }
     }
 
     pub fn object(&self, field: &str) -> Result<Option<Fields<'a>>, ModelError> {
         match self.get(field) {
             None => Ok(None),
-            Some(Value::Object(map)) => Ok(Some(Self { map, path: format!("{}{field}.", self.path) })),
+            Some(Value::Object(map)) => {
+                Ok(Some(Self { map, renamed: &[], path: format!("{}{field}.", self.path) }))
+            }
             Some(other) => Err(self.error(field, format!("should be an object, is {}", shown(other)))),
         }
     }

@@ -12,7 +12,7 @@ use crate::mixer::Mixer;
 use crate::norm::RmsNorm;
 use crate::rows::Rows;
 
-/// A block of attention and a gated feed-forward without output norms, biases and adapters.
+/// A block of attention and a gated feed-forward, each after an RMS norm, without output norms, biases, adapters and factors.
 pub(crate) struct FusedBlock<'a> {
     attention_norm: &'a RmsNorm,
     attention: &'a Attention,
@@ -26,7 +26,12 @@ pub(crate) struct FusedBlock<'a> {
 
 impl Block {
     /// Returns the fused form of the block, if its device gains from that and the block has only parts that can be fused.
-    pub(crate) fn fused(&self, hidden: &Tensor<2>, caches: &[LayerCache<'_>]) -> Option<FusedBlock<'_>> {
+    pub(crate) fn fused(
+        &self,
+        hidden: &Tensor<2>,
+        rows: &Rows,
+        caches: &[LayerCache<'_>],
+    ) -> Option<FusedBlock<'_>> {
         let (Mixer::Attention(attention), FeedForward::Gated(gated)) = (&self.mixer, &self.feed_forward)
         else {
             return None;
@@ -34,17 +39,20 @@ impl Block {
         let stores_floats =
             |cache: &LayerCache<'_>| matches!(cache, LayerCache::Attention(cache) if cache.stores_floats());
         let output_norms = self.mixer_output_norm.is_some() || self.feed_forward_output_norm.is_some();
+        if self.parallel || self.residual_scale.is_some() || attention.grows(rows) {
+            return None;
+        }
         if !linear::fuses_rows(hidden) || output_norms || !caches.iter().all(stores_floats) {
             return None;
         }
         let ((inward, outward), (gate_up, down, activation)) =
             (attention.plain_weights()?, gated.plain_weights()?);
         Some(FusedBlock {
-            attention_norm: &self.mixer_norm,
+            attention_norm: self.mixer_norm.as_ref()?.as_rms()?,
             attention,
             inward,
             outward,
-            feed_forward_norm: &self.feed_forward_norm,
+            feed_forward_norm: self.feed_forward_norm.as_ref()?.as_rms()?,
             gate_up,
             down,
             activation,

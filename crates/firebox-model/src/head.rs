@@ -13,7 +13,7 @@ use crate::block::Block;
 use crate::bridge::Bridge;
 use crate::config::DecoderConfig;
 use crate::matrix::Matrix;
-use crate::norm::RmsNorm;
+use crate::norm::Norm;
 use crate::slot::Slot;
 use crate::weights::Weights;
 use crate::{Decoder, ModelError};
@@ -30,7 +30,7 @@ pub struct Head {
     blocks: Vec<Slot<Block>>,
     source: Option<Source>,
     bridge: Option<Bridge>,
-    final_norm: RmsNorm,
+    final_norm: Norm,
     /// `None` if the decoder's unembedding is used.
     unembedding: Option<Arc<Matrix>>,
     /// Dropped last.
@@ -183,7 +183,7 @@ impl Head {
             blocks: blocks?,
             source: None,
             bridge,
-            final_norm: RmsNorm::load(&config.final_norm, &root.within(&config.names.prefix))?,
+            final_norm: Norm::load(&config.final_norm, &root.within(&config.names.prefix))?,
             unembedding: unembedding.map(Arc::new),
             kept_with: OnceLock::new(),
         })

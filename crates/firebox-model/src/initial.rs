@@ -51,7 +51,8 @@ impl Initial {
         let is = |parts: &[&str]| parts.iter().any(|part| name.contains(part));
         if shape.len() == 1 {
             let scale = if is(&HEAD_NORMS) { self.seeded.head_norms } else { 1.0 };
-            return vec![if name.contains("norm") { scale } else { 0.0 }; count];
+            let of_norm = !name.ends_with("bias") && (name.contains("norm") || name.contains("ln_"));
+            return vec![if of_norm { scale } else { 0.0 }; count];
         }
         if name.ends_with(crate::adapter_plan::OUTWARD) || name.ends_with("bridge.outward.weight") {
             return vec![0.0; count];

@@ -50,7 +50,7 @@ impl Matrix {
     /// Returns the weight as kernels take it.
     pub(crate) fn weight(&self) -> Weight {
         match self {
-            Self::Dense(dense) => Weight::Dense(dense.weight.val()),
+            Self::Dense(dense) => Weight::Dense(dense.tensor()),
             Self::Grouped(grouped) => Weight::Grouped {
                 words: grouped.words.val(),
                 scales: grouped.scales.val(),
@@ -63,7 +63,7 @@ impl Matrix {
     /// Returns the rows of the given indices, `[indices, inputs]` in f32.
     pub fn gather(&self, indices: Tensor<1, Int>) -> Tensor<2> {
         match self {
-            Self::Dense(dense) => linear::gather(dense.weight.val(), indices),
+            Self::Dense(dense) => linear::gather(dense.tensor(), indices),
             Self::Grouped(grouped) => {
                 linear::gather_grouped(grouped.words.val(), grouped.scales.val(), grouped.grouping, indices)
             }
@@ -78,13 +78,25 @@ impl Matrix {
 #[derive(Module, Debug)]
 pub struct DenseMatrix {
     weight: Param<Tensor<2>>,
+    /// Whether it lies as `[inputs, outputs]`.
+    transposed: bool,
     prepared: LazyPreparedWeight,
 }
 
 impl DenseMatrix {
+    /// Takes `[inputs, outputs]`.
+    pub fn transposed(weight: Param<Tensor<2>>) -> Self {
+        Self { transposed: true, ..Self::new(weight) }
+    }
+
+    fn tensor(&self) -> Tensor<2> {
+        let weight = self.weight.val();
+        if self.transposed { weight.transpose() } else { weight }
+    }
+
     /// Takes `[outputs, inputs]`.
     pub fn new(weight: Param<Tensor<2>>) -> Self {
-        Self { weight, prepared: LazyPreparedWeight::default() }
+        Self { weight, transposed: false, prepared: LazyPreparedWeight::default() }
     }
 }
 

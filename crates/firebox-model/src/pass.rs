@@ -88,7 +88,8 @@ impl Pass {
         if tokens.is_empty() {
             return Err(ModelError::NoTokens);
         }
-        Self::over(model, inputs, model.embed(&tokens)?, 0)
+        let embedded = model.embed(&tokens, inputs.iter().map(Input::span))?;
+        Self::over(model, inputs, embedded, 0)
     }
 
     /// Begins a pass whose logits are wanted. Unlike one that is [begun](Self::begin) for its hidden states, its first step may

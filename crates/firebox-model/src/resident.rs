@@ -8,7 +8,7 @@ use firebox_store::Checkpoint;
 
 use crate::ModelError;
 use crate::block::Block;
-use crate::config::DecoderConfig;
+use crate::config::{DecoderConfig, TensorNames};
 use crate::matrix::Matrix;
 use crate::slot::Slot;
 use crate::weights::Weights;
@@ -77,7 +77,7 @@ impl ResidentWeights {
 
 impl DecoderConfig {
     pub(crate) fn embedding_name(&self) -> String {
-        format!("{}embed_tokens.weight", self.names.prefix)
+        format!("{}{}.weight", self.names.prefix, self.names.embedding)
     }
 
     /// The embedding's name, where both are tied.
@@ -87,12 +87,18 @@ impl DecoderConfig {
 
     /// The prefix of the names of a block's tensors.
     pub(crate) fn block_prefix(&self, index: usize) -> String {
-        format!("{}layers.{index}.", self.names.prefix)
+        format!("{}{}.{index}.", self.names.prefix, self.names.layers)
     }
 
     /// Builds a block from tensors with their full names.
     pub(crate) fn load_block(&self, index: usize, root: &Weights<'_>) -> Result<Block, ModelError> {
-        Block::load(&self.blocks[index], &root.within(&self.block_prefix(index)), None)
+        Block::load(&self.blocks[index], &self.block_weights(index, root), None)
+    }
+
+    /// Returns the tensors of a block under the names that modules have for them.
+    pub(crate) fn block_weights<'a>(&self, index: usize, root: &Weights<'a>) -> Weights<'a> {
+        let TensorNames { renamed, transposed, .. } = self.names;
+        root.within(&self.block_prefix(index)).laid_out(renamed, transposed)
     }
 }
 

@@ -437,7 +437,7 @@ impl StreamedWeights {
     ) -> Result<Arc<Block>, ModelError> {
         let taken = RefCell::default();
         let weights = Weights::new(tensors, &self.device, &taken);
-        let weights = weights.within(&self.config.block_prefix(index));
+        let weights = self.config.block_weights(index, &weights);
         Block::load(&self.config.blocks[index], &weights, experts).map(Arc::new)
     }
 

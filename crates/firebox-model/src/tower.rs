@@ -18,7 +18,8 @@ use crate::decoder::decoder_config;
 use crate::head::{CLASSIFIER, HeadForm, Overlaid};
 use crate::initial::{Initial, Seeded};
 use crate::matrix::Matrix;
-use crate::norm::RmsNorm;
+use crate::norm::Norm;
+use crate::positions::LearnedPositions;
 use crate::rows::{Rows, Span, indices};
 use crate::weights::{Learned, Learning, Weights};
 
@@ -30,9 +31,10 @@ use crate::weights::{Learned, Learning, Weights};
 #[derive(Module, Debug)]
 pub struct Tower {
     embedding: Option<Matrix>,
+    positions: Option<LearnedPositions>,
     blocks: Vec<Block>,
     bridge: Option<Bridge>,
-    final_norm: RmsNorm,
+    final_norm: Norm,
     /// `None` if it is the embedding.
     unembedding: Option<Matrix>,
     exit: Option<Exit>,
@@ -54,7 +56,7 @@ struct Frame {
 #[derive(Module, Debug)]
 struct Exit {
     bridge: Bridge,
-    final_norm: RmsNorm,
+    final_norm: Norm,
     #[module(skip)]
     plan: ExitPlan,
 }
@@ -170,6 +172,10 @@ impl Tower {
         let (vocab, hidden) = (config.vocab_size, config.hidden_size);
         let embedding =
             (first == 0).then(|| weights.matrix(&config.embedding_name(), vocab, hidden)).transpose()?;
+        let positions = match first {
+            0 => LearnedPositions::load(&config, &weights.within(&config.names.prefix))?,
+            _ => None,
+        };
         let layers = if form.has_blocks() { first..config.blocks.len() } else { 0..0 };
         let blocks: Result<_, ModelError> = layers.map(|layer| config.load_block(layer, &weights)).collect();
         let unembedding = match form {
@@ -189,13 +195,13 @@ impl Tower {
             HeadForm::Bridge { width } => Some(Bridge::load(*width, &config, &weights)?),
             _ => None,
         };
-        let final_norm = RmsNorm::load(&config.final_norm, &weights.within(&config.names.prefix))?;
+        let final_norm = Norm::load(&config.final_norm, &weights.within(&config.names.prefix))?;
         let blocks = blocks?;
         let exit = exit.map(|plan| Exit::load(plan, &config, &weights.within(EXIT))).transpose()?;
         weights.all_taken(|name| config.is_foreign(name))?;
         let parameters = parameters.take();
         let frame = Frame { config, first, parameters };
-        Ok(Self { embedding, blocks, bridge, final_norm, unembedding, exit, frame })
+        Ok(Self { embedding, positions, blocks, bridge, final_norm, unembedding, exit, frame })
     }
 
     /// Returns the configuration.
@@ -234,7 +240,7 @@ impl Tower {
     fn run(&self, fed: Fed, lengths: &[usize], end: usize) -> Result<Reached, ModelError> {
         let Frame { config, first, .. } = &self.frame;
         // Under evaluation the parameters' device has no autodiff.
-        let device = &self.final_norm.weight.val().device();
+        let device = &self.final_norm.device();
         let mut hidden = match (fed, &self.embedding) {
             (Fed::States(states), _) if device.is_autodiff() => states.autodiff(),
             (Fed::States(states), _) => states,
@@ -243,7 +249,12 @@ impl Tower {
                 if let Some(&token) = tokens.iter().find(|token| **token as usize >= vocab_size) {
                     return Err(ModelError::Token { token, vocab_size });
                 }
-                config.scaled(embedding.gather(indices(&tokens, device)))
+                let embedded = config.scaled(embedding.gather(indices(&tokens, device)));
+                let spans = lengths.iter().map(|&length| Span { rows: length, position: 0, length });
+                match &self.positions {
+                    Some(positions) => positions.add(embedded, spans)?,
+                    None => embedded,
+                }
             }
             (Fed::Tokens(_), None) => {
                 let reason = format!("a tower that begins at layer {first} reads hidden states");
@@ -329,7 +340,7 @@ impl Exit {
     fn load(plan: ExitPlan, config: &DecoderConfig, weights: &Weights<'_>) -> Result<Self, ModelError> {
         Ok(Self {
             bridge: Bridge::load(plan.width, config, weights)?,
-            final_norm: RmsNorm::load(&config.final_norm, &weights.within(&config.names.prefix))?,
+            final_norm: Norm::load(&config.final_norm, &weights.within(&config.names.prefix))?,
             plan,
         })
     }

@@ -25,6 +25,8 @@ pub(crate) struct Weights<'a> {
     adapter_scale: f32,
     /// Offset of a norm's weight: initial values are lower by it.
     added: f32,
+    renamed: &'static [(&'static str, &'static str)],
+    transposed: bool,
     learning: Option<Learning<'a>>,
 }
 
@@ -59,6 +61,8 @@ impl<'a> Weights<'a> {
             taken,
             adapter_scale: 1.0,
             added: 0.0,
+            renamed: &[],
+            transposed: false,
             learning: None,
         }
     }
@@ -71,6 +75,12 @@ impl<'a> Weights<'a> {
     /// Returns the tensors for a norm with a weight offset.
     pub fn added_to(&self, added: f32) -> Self {
         Self { added, ..self.clone() }
+    }
+
+    /// Returns the tensors of a checkpoint that calls parts of the names otherwise, and whose matrices may lie as
+    /// `[inputs, outputs]`.
+    pub fn laid_out(self, renamed: &'static [(&'static str, &'static str)], transposed: bool) -> Self {
+        Self { renamed, transposed, ..self }
     }
 
     /// Returns the scale of adapters.
@@ -165,11 +175,31 @@ impl<'a> Weights<'a> {
     /// Returns a weight of `[outputs, inputs]`. If the device computes with the file's dtype and shares the
     /// machine's memory, the tensor refers to the mapped file.
     pub fn matrix(&self, name: &str, outputs: usize, inputs: usize) -> Result<Matrix, ModelError> {
+        if self.transposed {
+            return self.transposed_matrix(name, outputs, inputs);
+        }
         if self.learning.is_some_and(|learning| learning.what == Learned::All) {
             let weight = self.learned(name, [outputs, inputs], Learned::All)?;
             return Ok(Matrix::Dense(DenseMatrix::new(weight)));
         }
         matrix(self.take(name, &[outputs, inputs])?, [outputs, inputs], &self.device)
+    }
+
+    /// Returns a weight that lies as `[inputs, outputs]`, in f32.
+    fn transposed_matrix(&self, name: &str, outputs: usize, inputs: usize) -> Result<Matrix, ModelError> {
+        if self.learning.is_some_and(|learning| learning.what == Learned::All) {
+            let weight = self.learned(name, [inputs, outputs], Learned::All)?;
+            return Ok(Matrix::Dense(DenseMatrix::transposed(weight)));
+        }
+        let stored = self.take(name, &[inputs, outputs])?.to_f32()?;
+        let mut weight = vec![0.0; outputs * inputs];
+        for (input, row) in stored.chunks(outputs).enumerate() {
+            for (output, value) in row.iter().enumerate() {
+                weight[output * inputs + input] = *value;
+            }
+        }
+        let tensor = Tensor::from_data(TensorData::new(weight, [outputs, inputs]), &self.device);
+        Ok(Matrix::Dense(DenseMatrix::new(param(tensor))))
     }
 
     /// Checks that every tensor has been used, except for `foreign` ones.
@@ -185,7 +215,8 @@ impl<'a> Weights<'a> {
     }
 
     fn full(&self, name: &str) -> String {
-        format!("{}{name}", self.scope)
+        let full = format!("{}{name}", self.scope);
+        self.renamed.iter().fold(full, |full, (ours, theirs)| full.replace(ours, theirs))
     }
 
     /// Checks that a tensor of floats exists with a shape, and counts it as used.

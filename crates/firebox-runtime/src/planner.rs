@@ -71,6 +71,8 @@ fn activation_bytes_per_row(config: &DecoderConfig) -> u64 {
         let feed_forward = match &block.feed_forward {
             // Gate, up, and their product.
             FeedForwardConfig::Gated(gated) => 3 * gated.inner_size,
+            // Before and after the activation.
+            FeedForwardConfig::Plain(plain) => 2 * plain.inner_size,
             FeedForwardConfig::MixtureOfExperts(experts) => 3 * experts.expert.inner_size * experts.chosen,
         };
         mixer.max(feed_forward)

@@ -12,6 +12,7 @@ use crate::folder::{Folder, MAX_INDEX, MAX_JSON};
 use crate::json::{Ignored, Json, Object};
 use crate::manifest::PADDING;
 use crate::mapping::Mapping;
+use crate::old_names;
 use crate::parts::{Parts, SourceKind};
 use crate::safetensors::Header;
 use crate::segment::SegmentId;
@@ -36,6 +37,7 @@ pub(crate) fn open(path: &Path) -> Result<Parts, StoreError> {
         path: path.to_owned(),
         reason: "config.json is missing; download it beside the weights".into(),
     })?;
+    old_names::renew(&config, &mut tensors);
     Ok(Parts {
         path: path.to_owned(),
         source: SourceKind::HuggingFace,

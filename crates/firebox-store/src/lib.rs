@@ -86,6 +86,7 @@ mod json;
 mod manifest;
 mod mapping;
 mod memory;
+mod old_names;
 mod partial;
 mod parts;
 mod progress;

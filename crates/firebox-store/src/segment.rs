@@ -37,15 +37,15 @@ impl SegmentId {
                 return Self::Other;
             }
             match part {
-                "layers" | "layer" => {
+                "layers" | "layer" | "h" => {
                     if let Some(layer) = parts.peek().and_then(|next| next.parse().ok())
                         && layer < MAX_LAYERS
                     {
                         return Self::Layer(layer);
                     }
                 }
-                "embed_tokens" | "embeddings" => seen_embedding = true,
-                "lm_head" | "norm" | "pooler" | "cls" | "classifier" | "score" | "bridge" => {
+                "embed_tokens" | "embeddings" | "wte" | "wpe" => seen_embedding = true,
+                "lm_head" | "norm" | "ln_f" | "pooler" | "cls" | "classifier" | "score" | "bridge" => {
                     seen_final = true
                 }
                 _ => {}

@@ -4,7 +4,8 @@ use super::rope;
 use crate::ModelError;
 use crate::config::{
     Activation, AttentionConfig, AttentionProjections, BlockConfig, DecoderConfig, FeedForwardConfig,
-    GatedConfig, MixerConfig, NormConfig, RopeConfig, RopeLayout, TensorNames,
+    GatedConfig, HeadNormPlace, MixerConfig, NormConfig, NormKind, PlainConfig, RopeConfig, RopeLayout,
+    TensorNames,
 };
 use crate::fields::{Fields, shown};
 
@@ -27,21 +28,36 @@ pub(super) struct Defaults {
     pub tied_embeddings: bool,
     pub rope_theta: f64,
     pub norm_epsilon: f64,
+    /// The field that has the epsilon.
+    pub norm_epsilon_field: &'static str,
+    pub norm_kind: NormKind,
     pub norm_weight_offset: f32,
+    pub rope_layout: RopeLayout,
+    /// The feed-forward's inner width over the hidden width, where the configuration may leave it out.
+    pub inner_factor: Option<usize>,
+}
+
+impl Defaults {
+    /// What most families leave out means.
+    pub const USUAL: Self = Self {
+        head_dim: None,
+        kv_heads: None,
+        activation: Activation::Silu,
+        rotary_fraction: None,
+        tied_embeddings: false,
+        rope_theta: 10_000.0,
+        norm_epsilon: 1e-6,
+        norm_epsilon_field: "rms_norm_eps",
+        norm_kind: NormKind::Rms,
+        norm_weight_offset: 0.0,
+        rope_layout: RopeLayout::Half,
+        inner_factor: None,
+    };
 }
 
 impl Default for Defaults {
     fn default() -> Self {
-        Self {
-            head_dim: None,
-            kv_heads: None,
-            activation: Activation::Silu,
-            rotary_fraction: None,
-            tied_embeddings: false,
-            rope_theta: 10_000.0,
-            norm_epsilon: 1e-6,
-            norm_weight_offset: 0.0,
-        }
+        Self::USUAL
     }
 }
 
@@ -88,6 +104,11 @@ impl<'a> Common<'a> {
                 ));
             }
         };
+        let inner_size = match (fields.count("intermediate_size")?, defaults.inner_factor) {
+            (Some(inner_size), _) => inner_size,
+            (None, Some(factor)) => factor * hidden_size,
+            (None, None) => return Err(fields.error("intermediate_size", "is missing")),
+        };
         let layers = fields.required_count("num_hidden_layers")?;
         if layers > MAX_LAYERS {
             return Err(fields.error("num_hidden_layers", format!("is {layers}, more than {MAX_LAYERS}")));
@@ -106,7 +127,7 @@ impl<'a> Common<'a> {
             family,
             vocab_size: fields.required_count("vocab_size")?,
             hidden_size,
-            inner_size: fields.required_count("intermediate_size")?,
+            inner_size,
             layers,
             heads,
             kv_heads,
@@ -114,12 +135,13 @@ impl<'a> Common<'a> {
             max_positions: fields.count("max_position_embeddings")?.unwrap_or(2048),
             activation,
             tied_embeddings: fields.flag("tie_word_embeddings")?.unwrap_or(defaults.tied_embeddings),
-            norm_epsilon: fields.positive("rms_norm_eps")?.unwrap_or(defaults.norm_epsilon),
+            norm_epsilon: fields.positive(defaults.norm_epsilon_field)?.unwrap_or(defaults.norm_epsilon),
             norm_weight_offset: hint_number("norm_weight_offset")?
                 .map_or(defaults.norm_weight_offset, |offset| offset as f32),
             rope_layout: match hint_flag("rope_interleaved")? {
                 Some(true) => RopeLayout::Interleaved,
-                _ => RopeLayout::Half,
+                Some(false) => RopeLayout::Half,
+                None => defaults.rope_layout,
             },
             defaults,
             fields: fields.clone(),
@@ -128,7 +150,13 @@ impl<'a> Common<'a> {
 
     /// Returns a norm without a weight offset, whatever the family's other norms have.
     pub fn plain_norm(&self, name: &str, width: usize) -> NormConfig {
-        NormConfig { name: name.into(), width, epsilon: self.norm_epsilon, weight_offset: 0.0 }
+        NormConfig {
+            kind: self.defaults.norm_kind,
+            name: name.into(),
+            width,
+            epsilon: self.norm_epsilon,
+            weight_offset: 0.0,
+        }
     }
 
     pub fn norm(&self, name: &str, width: usize) -> NormConfig {
@@ -161,6 +189,8 @@ impl<'a> Common<'a> {
             softcap: None,
             rope: Some(0),
             head_norm: None,
+            head_norm_place: HeadNormPlace::Heads,
+            query_growth: None,
             gated: false,
             projections: AttentionProjections::Separate,
             input_bias: false,
@@ -184,6 +214,15 @@ impl<'a> Common<'a> {
         }
     }
 
+    pub fn plain(&self) -> PlainConfig {
+        PlainConfig {
+            hidden_size: self.hidden_size,
+            inner_size: self.inner_size,
+            activation: self.activation,
+            bias: false,
+        }
+    }
+
     /// Returns the usual block with two norms, named as in llama.
     pub fn block(&self, attention: AttentionConfig, feed_forward: FeedForwardConfig) -> BlockConfig {
         BlockConfig {
@@ -193,6 +232,8 @@ impl<'a> Common<'a> {
             feed_forward_norm: self.norm("post_attention_layernorm", self.hidden_size),
             feed_forward,
             feed_forward_output_norm: None,
+            residual_scale: None,
+            parallel: false,
         }
     }
 
@@ -207,7 +248,9 @@ impl<'a> Common<'a> {
             blocks,
             final_norm: self.norm("norm", self.hidden_size),
             tied_embeddings: self.tied_embeddings,
+            logit_scale: None,
             logit_softcap: None,
+            learned_positions: None,
             names: TensorNames::default(),
         }
     }

@@ -1,17 +1,29 @@
 //! Reads a `config.json` into a [`DecoderConfig`] or an [`EncoderConfig`]: one file per `model_type`.
 
 mod bert;
+mod cohere2;
 mod common;
+mod dense;
+mod ernie4_5;
+mod exaone4;
 mod gemma3_text;
+mod glm4;
+mod gpt2;
+mod granite;
+mod hunyuan_v1_dense;
 mod llama;
+mod ministral3;
 mod mistral;
+mod olmo2;
 mod phi3;
 mod qwen2;
 mod qwen3;
 mod qwen3_5;
 mod qwen3_moe;
 mod rope;
+mod seed_oss;
 mod smollm3;
+mod starcoder2;
 
 use serde_json::Value;
 
@@ -22,17 +34,30 @@ use crate::fields::Fields;
 
 type ReadConfig = fn(&Fields<'_>) -> Result<DecoderConfig, ModelError>;
 
-const DECODERS: [(&str, ReadConfig); 10] = [
+const DECODERS: [(&str, ReadConfig); 23] = [
+    ("cohere2", |fields| cohere2::COHERE2.read(fields)),
+    ("ernie4_5", |fields| ernie4_5::ERNIE4_5.read(fields)),
+    ("exaone4", |fields| exaone4::EXAONE4.read(fields)),
     ("gemma3_text", gemma3_text::config),
+    ("glm4", |fields| glm4::GLM4.read(fields)),
+    ("gpt2", |fields| gpt2::GPT2.read(fields)),
+    ("granite", |fields| granite::GRANITE.read(fields)),
+    ("hunyuan_v1_dense", |fields| hunyuan_v1_dense::HUNYUAN_V1_DENSE.read(fields)),
     ("llama", llama::config),
+    ("ministral3", |fields| ministral3::MINISTRAL3.read(fields)),
     ("mistral", mistral::config),
+    ("mistral3", ministral3::wrapper_config),
+    ("olmo2", |fields| olmo2::OLMO2.read(fields)),
+    ("olmo3", |fields| olmo2::OLMO3.read(fields)),
     ("phi3", phi3::config),
     ("qwen2", qwen2::config),
     ("qwen3", qwen3::config),
     ("qwen3_5", qwen3_5::wrapper_config),
     ("qwen3_5_text", qwen3_5::config),
     ("qwen3_moe", qwen3_moe::config),
+    ("seed_oss", |fields| seed_oss::SEED_OSS.read(fields)),
     ("smollm3", smollm3::config),
+    ("starcoder2", |fields| starcoder2::STARCODER2.read(fields)),
 ];
 
 const ENCODERS: [&str; 1] = ["bert"];

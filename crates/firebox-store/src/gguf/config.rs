@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
+use super::dense::{dense, mistral3_rope};
 use super::family::Family;
 use super::keys::{Keys, MAX_DIMENSION};
 use super::metadata::Metadata;
@@ -31,10 +32,24 @@ pub(crate) fn config(
         Family::Qwen35 => qwen35(&keys, &mut config, &mut notes)?,
         Family::Gemma3 => gemma3(&keys, &mut config, &mut notes)?,
         Family::Phi3 => phi3(&keys, &mut config)?,
+        Family::Olmo2
+        | Family::Granite
+        | Family::Glm4
+        | Family::SeedOss
+        | Family::Ernie45
+        | Family::Exaone4
+        | Family::HunyuanDense
+        | Family::Cohere2
+        | Family::Starcoder2
+        | Family::Gpt2
+        | Family::Mistral3 => dense(&keys, family, seen, &mut config, &mut notes)?,
         Family::Bert => bert(&keys, seen, &mut config, &mut notes)?,
     }
-    if family != Family::Bert {
+    if !matches!(family, Family::Bert | Family::Gpt2) {
         rope(&keys, family, seen, &mut config)?;
+    }
+    if family == Family::Mistral3 {
+        mistral3_rope(&keys, &mut config)?;
     }
     let pooling = match keys.number("pooling_type")? {
         Some(1) => Some("mean"),

@@ -14,6 +14,17 @@ pub(crate) enum Family {
     Gemma3,
     SmolLm3,
     Phi3,
+    Olmo2,
+    Granite,
+    Glm4,
+    SeedOss,
+    Ernie45,
+    Exaone4,
+    HunyuanDense,
+    Cohere2,
+    Starcoder2,
+    Gpt2,
+    Mistral3,
     Bert,
 }
 
@@ -28,12 +39,24 @@ impl Family {
             "gemma3" => Self::Gemma3,
             "smollm3" => Self::SmolLm3,
             "phi3" => Self::Phi3,
+            "olmo2" => Self::Olmo2,
+            "granite" => Self::Granite,
+            "glm4" => Self::Glm4,
+            "seed_oss" => Self::SeedOss,
+            "ernie4_5" => Self::Ernie45,
+            "exaone4" => Self::Exaone4,
+            "hunyuan-dense" => Self::HunyuanDense,
+            "cohere2" => Self::Cohere2,
+            "starcoder2" => Self::Starcoder2,
+            "gpt2" => Self::Gpt2,
+            "mistral3" => Self::Mistral3,
             "bert" => Self::Bert,
             other => {
                 return Err(Fault::unsupported(
                     "general.architecture",
                     format!(
-                        "{:?}; known are llama, qwen2, qwen3, qwen3moe, qwen35, gemma3, smollm3, phi3, bert",
+                        "{:?}; known are llama, qwen2, qwen3, qwen3moe, qwen35, gemma3, smollm3, phi3, olmo2, granite, \
+                         glm4, seed_oss, ernie4_5, exaone4, hunyuan-dense, cohere2, starcoder2, gpt2, mistral3, bert",
                         Excerpt(other)
                     ),
                 ));

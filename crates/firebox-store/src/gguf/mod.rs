@@ -10,12 +10,14 @@
 //! | `norm_weight_offset` | the number to add to a norm's weight, if the family's own offset is another (Gemma and Qwen3.5: 0 instead of 1) |
 //! | `a_log_negated_exp` | `A_log` holds `-exp(A_log)` |
 //! | `v_heads_tiled` | the value heads of linear attention iterate over the key heads first |
+//! | `transposed` | whether matrices of layers lie as `[inputs, outputs]`, if the family's usually do (GPT-2: false) |
 //! | `pooling` | how tokens become one vector, if the file says so or the model is an encoder: `"mean"`, `"first"` or `"last"` |
 //!
 //! Frequency factors stored as tensors become `rope_parameters`: `rope_freqs` as `{"rope_type": "firebox_factors",
 //! "factors": […]}`, by which the frequencies are divided, and `rope_factors_long` and `_short` as `longrope`.
 
 mod config;
+mod dense;
 pub(crate) mod dequant;
 mod family;
 mod keys;
@@ -151,7 +153,10 @@ fn tensor(
 ) -> Result<(TensorInfo, Place), Fault> {
     let mut shape = entry.shape;
     match (name.as_str(), shape.as_slice()) {
-        ("model.embed_tokens.weight" | "embeddings.word_embeddings.weight", [vocabulary, _]) => {
+        (
+            "model.embed_tokens.weight" | "embeddings.word_embeddings.weight" | "transformer.wte.weight",
+            [vocabulary, _],
+        ) => {
             seen.vocab_size = *vocabulary;
         }
         ("embeddings.token_type_embeddings.weight", [types, _]) => seen.token_types = Some(*types),
@@ -168,6 +173,7 @@ fn tensor(
         _ => {}
     }
     seen.has_attention_bias |= name.ends_with("self_attn.q_proj.bias");
+    seen.has_attention_output_bias |= name.ends_with("self_attn.o_proj.bias");
     seen.has_mlp_bias |= ["gate", "up", "down"]
         .iter()
         .any(|projection| name.ends_with(&format!("mlp.{projection}_proj.bias")));

@@ -54,6 +54,9 @@ fn whole(family: Family, name: &str) -> Option<String> {
         (Family::Bert, "cls") => "classifier.dense",
         (Family::Bert, "cls.output") => "classifier.out_proj",
         (Family::Bert, _) => return None,
+        (Family::Gpt2, "token_embd") => "transformer.wte",
+        (Family::Gpt2, "position_embd") => "transformer.wpe",
+        (Family::Gpt2, "output_norm") => "transformer.ln_f",
         (_, "token_embd") => "model.embed_tokens",
         (_, "output_norm") => "model.norm",
         (_, "output") => "lm_head",
@@ -97,7 +100,8 @@ fn block(family: Family, layers: usize, layer: usize, rest: &str) -> Option<Role
         return Some(Role::Tensor(draft_block(family, layer - layers, stem, suffix)?));
     }
     let name = decoder_block(family, stem)?;
-    Some(Role::Tensor(format!("model.layers.{layer}.{name}.{suffix}")))
+    let layers = if family == Family::Gpt2 { "transformer.h" } else { "model.layers" };
+    Some(Role::Tensor(format!("{layers}.{layer}.{name}.{suffix}")))
 }
 
 fn decoder_block(family: Family, stem: &str) -> Option<&'static str> {
@@ -106,6 +110,21 @@ fn decoder_block(family: Family, stem: &str) -> Option<&'static str> {
         (Family::Gemma3, "ffn_norm") => Some("pre_feedforward_layernorm"),
         (Family::Gemma3, "post_ffw_norm") => Some("post_feedforward_layernorm"),
         (Family::Gemma3 | Family::Qwen35, "post_attention_norm") => Some("post_attention_layernorm"),
+        (Family::Olmo2 | Family::Exaone4 | Family::SeedOss, "post_attention_norm") => {
+            Some("post_attention_layernorm")
+        }
+        (Family::Olmo2 | Family::Exaone4, "post_ffw_norm") => Some("post_feedforward_layernorm"),
+        (Family::Glm4, "post_attention_norm") => Some("post_self_attn_layernorm"),
+        (Family::Glm4, "post_ffw_norm") => Some("post_mlp_layernorm"),
+        (Family::Glm4, "ffn_up") => Some("mlp.gate_up_proj"),
+        (Family::HunyuanDense, "attn_q_norm") => Some("self_attn.query_layernorm"),
+        (Family::HunyuanDense, "attn_k_norm") => Some("self_attn.key_layernorm"),
+        (Family::Starcoder2 | Family::Gpt2, "ffn_up") => Some("mlp.c_fc"),
+        (Family::Starcoder2 | Family::Gpt2, "ffn_down") => Some("mlp.c_proj"),
+        (Family::Gpt2, "attn_norm") => Some("ln_1"),
+        (Family::Gpt2, "ffn_norm") => Some("ln_2"),
+        (Family::Gpt2, "attn_qkv") => Some("attn.c_attn"),
+        (Family::Gpt2, "attn_output") => Some("attn.c_proj"),
         (Family::Phi3, "attn_qkv") => Some("self_attn.qkv_proj"),
         (Family::Phi3, "ffn_up") => Some("mlp.gate_up_proj"),
         (Family::Qwen35, "attn_qkv") => Some("linear_attn.in_proj_qkv"),
@@ -177,6 +196,25 @@ mod tests {
                 "model.layers.0.post_attention_layernorm.weight",
             ),
             (Family::Phi3, "blk.1.ffn_up.weight", "model.layers.1.mlp.gate_up_proj.weight"),
+            (Family::Olmo2, "blk.0.post_ffw_norm.weight", "model.layers.0.post_feedforward_layernorm.weight"),
+            (
+                Family::SeedOss,
+                "blk.0.post_attention_norm.weight",
+                "model.layers.0.post_attention_layernorm.weight",
+            ),
+            (
+                Family::Glm4,
+                "blk.0.post_attention_norm.weight",
+                "model.layers.0.post_self_attn_layernorm.weight",
+            ),
+            (
+                Family::HunyuanDense,
+                "blk.2.attn_q_norm.weight",
+                "model.layers.2.self_attn.query_layernorm.weight",
+            ),
+            (Family::Starcoder2, "blk.1.ffn_down.bias", "model.layers.1.mlp.c_proj.bias"),
+            (Family::Gpt2, "blk.3.attn_qkv.bias", "transformer.h.3.attn.c_attn.bias"),
+            (Family::Gpt2, "position_embd.weight", "transformer.wpe.weight"),
             (Family::Qwen3Moe, "blk.1.ffn_gate_inp.weight", "model.layers.1.mlp.gate.weight"),
             (Family::Qwen35, "blk.2.ssm_a", "model.layers.2.linear_attn.A_log"),
             (Family::Qwen35, "blk.2.ssm_dt.bias", "model.layers.2.linear_attn.dt_bias"),

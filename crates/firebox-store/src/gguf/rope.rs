@@ -6,6 +6,7 @@ use super::family::Family;
 use super::keys::{Keys, tidy};
 use super::object::set;
 use super::tensor_summary::TensorSummary;
+use super::windows::sliding_window;
 use crate::error::Fault;
 use crate::excerpt::Excerpt;
 
@@ -39,13 +40,18 @@ pub(super) fn rope(
             format!("{rotary} of {head_dim} dimensions of a head"),
         ));
     }
-    if rotary != head_dim || matches!(family, Family::Phi3 | Family::Qwen35) {
+    if rotary != head_dim || matches!(family, Family::Phi3 | Family::Qwen35 | Family::Glm4) {
         parameters.insert("partial_rotary_factor".into(), json!(rotary as f64 / head_dim as f64));
     }
     let parameters = Value::Object(parameters);
-    let parameters = if family == Family::Gemma3 {
+    let own_base = match family {
+        Family::Gemma3 => Some(10_000.0),
+        Family::Olmo2 if sliding_window(keys)?.is_some() => Some(theta),
+        _ => None,
+    };
+    let parameters = if let Some(own_base) = own_base {
         // Scaling applies to layers with full attention; the others keep their own frequencies.
-        let local = keys.float("rope.freq_base_swa")?.unwrap_or(10_000.0);
+        let local = keys.float("rope.freq_base_swa")?.unwrap_or(own_base);
         json!({
             "full_attention": parameters,
             "sliding_attention": {"rope_type": "default", "rope_theta": local},

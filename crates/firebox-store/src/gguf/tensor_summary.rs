@@ -6,6 +6,7 @@ pub(crate) struct TensorSummary {
     pub(crate) vocab_size: usize,
     pub(crate) has_output: bool,
     pub(crate) has_attention_bias: bool,
+    pub(crate) has_attention_output_bias: bool,
     pub(crate) has_mlp_bias: bool,
     pub(crate) token_types: Option<usize>,
     pub(crate) rope_factors: Option<Vec<f32>>,

@@ -51,6 +51,17 @@ pub(super) fn gemma3(keys: &Keys<'_>) -> Result<Value, Fault> {
     Ok(json!({"sliding_window": window, "layer_types": types}))
 }
 
+/// The window entries of a family of which every `interval`-th layer has full attention, unless the metadata says
+/// otherwise.
+pub(super) fn alternating(keys: &Keys<'_>, interval: u64) -> Result<Value, Fault> {
+    let window = sliding_window(keys)?;
+    let types = match window {
+        Some(_) => pattern(keys, true, Some(interval))?,
+        None => vec![FULL; keys.layers()?],
+    };
+    Ok(json!({"sliding_window": window, "layer_types": types}))
+}
+
 /// The window entries of Qwen 2's and Qwen 3's configuration.
 pub(super) fn qwen(keys: &Keys<'_>) -> Result<Value, Fault> {
     let window = sliding_window(keys)?;

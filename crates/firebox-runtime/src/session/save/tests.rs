@@ -422,3 +422,25 @@ fn the_fuzzing_corpus() {
     }
     assert!(went_well > 0);
 }
+
+/// Forks, rewinds, evictions, masks, facts and saved files in any order, for every dense family.
+#[test]
+fn sessions_of_dense_families_survive_operations() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("session");
+    let mut state = 7u32;
+    for family in "cohere2 ernie4_5 exaone4 glm4 gpt2 granite hunyuan_v1_dense ministral3 olmo2 olmo3 seed_oss starcoder2"
+        .split(' ')
+    {
+        let (model, mut succeeded) = (model(&format!("reference/{family}")), 0);
+        for story in 0..12u8 {
+            let mut bytes = vec![story, story / 3];
+            bytes.extend((0..60).map(|_| {
+                state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                (state >> 24) as u8
+            }));
+            succeeded += check_session_operations(&model, &file, &bytes);
+        }
+        assert!(succeeded > 60, "{family}: {succeeded}");
+    }
+}

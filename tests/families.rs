@@ -1,0 +1,248 @@
+//! Tests of families beyond their reference checkpoints: batches, older files, and what only some families have.
+
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use firebox::internals::model::{Architecture, Decoder, DecoderConfig, Input, LogitRows};
+use firebox::{Model, device};
+use safetensors::{SafeTensors, tensor::TensorView};
+use serde_json::{Value, json};
+
+const FAMILIES: [&str; 12] = [
+    "cohere2",
+    "ernie4_5",
+    "exaone4",
+    "glm4",
+    "gpt2",
+    "granite",
+    "hunyuan_v1_dense",
+    "ministral3",
+    "olmo2",
+    "olmo3",
+    "seed_oss",
+    "starcoder2",
+];
+
+fn fixture(family: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/reference").join(family)
+}
+
+fn open(path: &Path) -> Model {
+    Model::open(path, &device("cpu").unwrap()).unwrap()
+}
+
+fn tokens(start: u32, count: usize) -> Vec<u32> {
+    (0..count as u32).map(|i| 3 + (start + i * 31) % 150).collect()
+}
+
+fn bits(logits: &[f32]) -> Vec<u32> {
+    logits.iter().map(|logit| logit.to_bits()).collect()
+}
+
+/// Writes a checkpoint that differs from a fixture in its configuration, in names, and in what `change` does to tensors.
+fn changed(
+    family: &str,
+    folder: &Path,
+    config: impl FnOnce(&mut Value),
+    name: impl Fn(&str) -> String,
+    change: impl Fn(&str, &mut [f32]),
+) -> PathBuf {
+    std::fs::create_dir_all(folder).unwrap();
+    let mut said = read_config(family);
+    config(&mut said);
+    std::fs::write(folder.join("config.json"), said.to_string()).unwrap();
+    let bytes = std::fs::read(fixture(family).join("model.safetensors")).unwrap();
+    let mut tensors = BTreeMap::new();
+    for (old, view) in SafeTensors::deserialize(&bytes).unwrap().tensors() {
+        let mut values: Vec<f32> =
+            view.data().as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+        change(&old, &mut values);
+        let data: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        tensors.insert(name(&old), (view.dtype(), view.shape().to_vec(), data));
+    }
+    let views = tensors
+        .iter()
+        .map(|(name, (dtype, shape, data))| (name, TensorView::new(*dtype, shape.clone(), data).unwrap()));
+    safetensors::serialize_to_file(views, None, &folder.join("model.safetensors")).unwrap();
+    folder.to_owned()
+}
+
+fn read_config(family: &str) -> Value {
+    serde_json::from_slice(&std::fs::read(fixture(family).join("config.json")).unwrap()).unwrap()
+}
+
+fn decoder_config(config: &Value) -> DecoderConfig {
+    match Architecture::from_json(config).unwrap() {
+        Architecture::Decoder(config) => config,
+        Architecture::Encoder(_) => panic!("an encoder"),
+    }
+}
+
+fn logits(model: &Model) -> Vec<u32> {
+    bits(&model.session().unwrap().feed(&tokens(1, 40)).unwrap())
+}
+
+#[test]
+fn a_row_does_not_depend_on_its_batch() {
+    for family in FAMILIES {
+        let model = open(&fixture(family));
+        let decoder = model.decoder().unwrap();
+        let prompts: Vec<Vec<u32>> = (0..5).map(|at| tokens(at * 7, 3 + 9 * at as usize)).collect();
+        let mut alone: Vec<_> = prompts.iter().map(|_| decoder.cache()).collect();
+        let mut together: Vec<_> = prompts.iter().map(|_| decoder.cache()).collect();
+        for step in 0..3 {
+            let fed: Vec<Vec<u32>> =
+                if step == 0 { prompts.clone() } else { prompts.iter().map(|p| p[..1].to_vec()).collect() };
+            let inputs: Vec<_> =
+                fed.iter().zip(&together).map(|(fed, cache)| Input::new(fed, cache.position(), 0)).collect();
+            let mut caches: Vec<_> = together.iter_mut().collect();
+            let found = decoder.forward_together(&inputs, &mut caches, LogitRows::Last).unwrap();
+            let found = found.try_into_vec_as::<f32>().unwrap();
+            let expected = fed.iter().zip(&mut alone).flat_map(|(fed, cache)| forward(&decoder, fed, cache));
+            assert_eq!(bits(&found), bits(&expected.collect::<Vec<_>>()), "{family}, step {step}");
+        }
+    }
+}
+
+fn forward(decoder: &Decoder, fed: &[u32], cache: &mut firebox::internals::cache::SequenceCache) -> Vec<f32> {
+    let position = cache.position();
+    let logits = decoder.forward(fed, position, cache, LogitRows::Last).unwrap();
+    logits.try_into_vec_as::<f32>().unwrap()
+}
+
+/// A table of positions ends; a feed beyond it changes nothing.
+#[test]
+fn learned_positions_end() {
+    let model = open(&fixture("gpt2"));
+    let mut session = model.session().unwrap();
+    session.feed(&tokens(1, 500)).unwrap();
+    let error = session.feed(&tokens(2, 13)).unwrap_err().to_string();
+    assert!(error.contains("513") && error.contains("512"), "{error}");
+    let mut other = model.session().unwrap();
+    other.feed(&tokens(1, 500)).unwrap();
+    let [found, expected] =
+        [&mut session, &mut other].map(|session| bits(&session.feed(&tokens(3, 12)).unwrap()));
+    assert_eq!(found, expected);
+}
+
+/// The queries of the second window of positions are those of a model whose query weights are larger by the factor.
+#[test]
+fn queries_grow_with_positions() {
+    const ORIGINAL: usize = 16;
+    let folder = tempfile::tempdir().unwrap();
+    let factor = 1.0 + 0.5 * std::f32::consts::LN_2;
+    let growing = |rate: f64| {
+        move |config: &mut Value| {
+            let rope = &mut config["rope_parameters"];
+            (rope["llama_4_scaling_beta"], rope["original_max_position_embeddings"]) =
+                (json!(rate), json!(ORIGINAL));
+        }
+    };
+    let make = |name: &str, rate: f64, factor: f32| {
+        let scale = |name: &str, values: &mut [f32]| {
+            if name.ends_with("q_proj.weight") {
+                values.iter_mut().for_each(|value| *value *= factor);
+            }
+        };
+        let name = folder.path().join(name);
+        open(&changed("ministral3", &name, growing(rate), str::to_owned, scale)).decoder().unwrap()
+    };
+    let (grows, plain, large) =
+        (make("grows", 0.5, 1.0), make("plain", 0.0, 1.0), make("large", 0.0, factor));
+    let mut expected = plain.cache();
+    forward(&plain, &tokens(1, ORIGINAL), &mut expected);
+    let expected = forward(&large, &tokens(2, ORIGINAL), &mut expected);
+    for pieces in [1, 3, 2 * ORIGINAL] {
+        let all = [tokens(1, ORIGINAL), tokens(2, ORIGINAL)].concat();
+        let mut cache = grows.cache();
+        let found =
+            all.chunks(all.len() / pieces).map(|fed| forward(&grows, fed, &mut cache)).last().unwrap();
+        let range = expected.iter().fold(0f32, |range, value| range.max(value.abs()));
+        for (found, expected) in found.iter().zip(&expected) {
+            assert!((found - expected).abs() < 1e-4 * range, "{found} instead of {expected}");
+        }
+    }
+}
+
+#[test]
+fn text_models_of_multimodal_ones_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let expected = logits(&open(&fixture("ministral3")));
+    let wrapped = |config: &mut Value| {
+        let text = config.take();
+        *config = json!({"model_type": "mistral3", "text_config": text, "vision_config": {}});
+    };
+    let new = |name: &str| name.replacen("model.", "model.language_model.", 1);
+    let old = |name: &str| format!("language_model.{name}");
+    let new = changed("ministral3", &folder.path().join("new"), wrapped, new, |_, _| ());
+    let old = changed("ministral3", &folder.path().join("old"), wrapped, old, |_, _| ());
+    for path in [new, old] {
+        assert_eq!(logits(&open(&path)), expected, "{}", path.display());
+    }
+}
+
+#[test]
+fn old_files_without_a_prefix_open() {
+    let folder = tempfile::tempdir().unwrap();
+    let bare = |name: &str| name.trim_start_matches("transformer.").to_owned();
+    let path = changed("gpt2", folder.path(), |_| (), bare, |_, _| ());
+    assert_eq!(logits(&open(&path)), logits(&open(&fixture("gpt2"))));
+}
+
+#[test]
+fn patterns_may_be_letters() {
+    for family in ["exaone4", "cohere2", "olmo3"] {
+        let mut config = read_config(family);
+        let expected = decoder_config(&config);
+        config.as_object_mut().unwrap().remove("layer_types");
+        for pattern in [json!("LLLG"), json!(4), Value::Null] {
+            config["sliding_window_pattern"] = pattern;
+            assert_eq!(decoder_config(&config), expected, "{family}");
+        }
+    }
+}
+
+#[test]
+fn models_without_windows_rotate_all_layers() {
+    let without = |family| {
+        let mut config = read_config(family);
+        config["sliding_window"] = Value::Null;
+        config.as_object_mut().unwrap().remove("layer_types");
+        config
+    };
+    for block in decoder_config(&without("exaone4")).blocks {
+        assert_eq!(serde_json::to_value(&block.mixer).unwrap()["rope"], 0);
+    }
+    let error = Architecture::from_json(&without("cohere2")).unwrap_err().to_string();
+    assert!(error.contains("sliding_window"), "{error}");
+}
+
+#[test]
+fn hunyuan_stretches_its_base_by_alpha() {
+    let mut config = read_config("hunyuan_v1_dense");
+    config["rope_parameters"] =
+        json!({"rope_type": "dynamic", "alpha": 1000.0, "factor": 1.0, "rope_theta": 1e4});
+    let ropes = decoder_config(&config).ropes;
+    assert!((ropes[0].theta / (1e4 * 1000f64.powf(16.0 / 14.0)) - 1.0).abs() < 1e-12);
+    assert_eq!(serde_json::to_value(&ropes[0].scaling).unwrap()["kind"], "none");
+}
+
+/// One scaling in an older configuration is that of full layers.
+#[test]
+fn olmo3_scales_full_layers_only() {
+    let mut config = read_config("olmo3");
+    config.as_object_mut().unwrap().remove("rope_parameters");
+    config["rope_theta"] = json!(500_000.0);
+    config["rope_scaling"] = json!({"rope_type": "linear", "factor": 4.0});
+    let config = decoder_config(&config);
+    let kinds: Vec<_> = config
+        .ropes
+        .iter()
+        .map(|rope| serde_json::to_value(&rope.scaling).unwrap()["kind"].clone())
+        .collect();
+    assert_eq!(kinds, ["linear", "none"]);
+    let used = config.blocks.iter().map(|block| serde_json::to_value(&block.mixer).unwrap()["rope"].clone());
+    assert_eq!(used.collect::<Vec<_>>(), [1, 1, 1, 0]);
+}
