@@ -113,6 +113,11 @@ def main():
     seeds = CORPUS / "safetensors_header"
     (seeds / "four.safetensors").write_bytes(save(tensors, metadata={"format": "pt"}))
     (seeds / "none.safetensors").write_bytes(save({}))
+    packed = pathlib.Path(__file__).parent.parent / "crates/firebox-store/tests/fixtures/packed"
+    (CORPUS / "packed").mkdir(parents=True, exist_ok=True)
+    for folder in sorted(packed.iterdir()):
+        both = [(folder / name).read_bytes() for name in ("config.json", "model.safetensors")]
+        (CORPUS / "packed" / folder.name).write_bytes(b"\0".join(both))
     manifest = {
         "format": "firebox-bundle", "version": 1, "architecture": "llama", "created_by": "firebox-store 0.1.0",
         "source": "gguf", "quantization": {"bits": "q4", "group": 32}, "hash": "00",

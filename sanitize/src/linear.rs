@@ -32,6 +32,8 @@ mod q6k;
 mod row_block;
 #[path = "../../crates/firebox-kernels/src/linear/row_group.rs"]
 mod row_group;
+#[path = "../../crates/firebox-kernels/src/linear/low_bit_blocks.rs"]
+mod low_bit_blocks;
 #[path = "../../crates/firebox-kernels/src/linear/tiles.rs"]
 mod tiles;
 #[path = "../../crates/firebox-kernels/src/linear/uneven.rs"]
@@ -45,6 +47,7 @@ mod tests {
     use super::decode::decode;
     use super::gemm::{FloatWeight, IntegerWeight};
     use super::grouping::Grouping;
+    use super::low_bit_blocks::{IQ4NL, IQ4XS, MXFP4, Q2K, Q3K};
     use super::multiplicand::Multiplicand;
     use super::multiply::multiply;
     use super::plain::{Bf16, F16, F32, PlainRows};
@@ -150,5 +153,10 @@ mod tests {
         blocks_of::<Q4K>();
         blocks_of::<Q5K>();
         blocks_of::<Q6K>();
+        blocks_of::<MXFP4>();
+        blocks_of::<IQ4NL>();
+        blocks_of::<IQ4XS>();
+        blocks_of::<Q3K>();
+        blocks_of::<Q2K>();
     }
 }

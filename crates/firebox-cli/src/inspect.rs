@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 use firebox_model::config::DecoderConfig;
-use firebox_model::{Architecture, EncoderConfig};
-use firebox_runtime::parse_bytes;
+use firebox_model::{Architecture, EncoderConfig, MatrixUse};
+use firebox_runtime::{Device, device, parse_bytes};
 use firebox_store::{Checkpoint, SourceKind, TensorInfo, TokenizerSource};
 use firebox_text::{ChatTemplate, TextError, Tokenizer};
 use serde::Serialize;
@@ -64,6 +64,8 @@ struct Contents {
     parameters: u64,
     bytes: u64,
     encodings: BTreeMap<String, u64>,
+    /// What becomes of the matrices of each format when the model is loaded.
+    matrices: Vec<MatrixKind>,
     quantization: Option<String>,
     hash: Option<String>,
     shape: Option<Shape>,
@@ -74,6 +76,18 @@ struct Contents {
     tensors: Vec<TensorSummary>,
     #[serde(skip_serializing_if = "Option::is_none")]
     placement: Option<plan::Report>,
+}
+
+/// The matrices of one format.
+#[derive(Debug, Serialize)]
+struct MatrixKind {
+    encoding: String,
+    #[serde(rename = "use")]
+    used: &'static str,
+    tensors: usize,
+    bytes: u64,
+    /// Bytes in memory once they are loaded; none if they have to be imported first.
+    loaded_bytes: Option<u64>,
 }
 
 /// Of the network.
@@ -131,8 +145,9 @@ struct TensorSummary {
 
 /// Shows what is in a model, without reading its weights unless their placement is asked for.
 pub fn inspect(args: &InspectArgs, console: &Console) -> anyhow::Result<Outcome> {
-    let checkpoint = Checkpoint::open(hub::resolve(&args.model)?)?;
-    let mut contents = Contents::of(&checkpoint, args.tensors);
+    let checkpoint = Checkpoint::open_listing(hub::resolve(&args.model)?)?;
+    let device = device(&args.device.device)?;
+    let mut contents = Contents::of(&checkpoint, &device, args.tensors);
     if let Some(memory) = args.memory {
         let wanted = Wanted {
             memory,
@@ -153,12 +168,12 @@ pub fn inspect(args: &InspectArgs, console: &Console) -> anyhow::Result<Outcome>
 }
 
 impl Contents {
-    fn of(checkpoint: &Checkpoint, with_tensors: bool) -> Self {
+    fn of(checkpoint: &Checkpoint, device: &Device, with_tensors: bool) -> Self {
         let architecture = Architecture::from_json(checkpoint.config());
         let mut encodings = BTreeMap::new();
         let mut parameters = 0;
         for tensor in checkpoint.tensors() {
-            *encodings.entry(tensor.encoding.to_string()).or_default() += tensor.bytes;
+            *encodings.entry(stored_as(checkpoint, tensor)).or_default() += tensor.bytes;
             parameters += elements(tensor);
         }
         let family = match &architecture {
@@ -174,6 +189,7 @@ impl Contents {
             parameters,
             bytes: checkpoint.tensors().map(|tensor| tensor.bytes).sum(),
             encodings,
+            matrices: matrices(checkpoint, device),
             quantization: checkpoint.quantization().map(|scheme| scheme.to_string()),
             hash: checkpoint.hash(),
             shape: architecture.ok().map(Shape::of),
@@ -199,6 +215,12 @@ impl Contents {
         fact("parameters", format!("{} ({})", short(self.parameters), grouped(self.parameters)));
         fact("size", human_bytes(self.bytes));
         fact("stored as", shares(&self.encodings, self.bytes));
+        for kind in &self.matrices {
+            let size = |bytes: u64| format!(" of {}", human_bytes(bytes));
+            let loaded =
+                kind.loaded_bytes.filter(|loaded| *loaded != kind.bytes).map(size).unwrap_or_default();
+            fact("matrices", format!("{} in {}: {}{loaded}", kind.tensors, kind.encoding, kind.used));
+        }
         if let Some(quantization) = &self.quantization {
             fact("quantization", quantization.clone());
         }
@@ -365,7 +387,7 @@ fn template(checkpoint: &Checkpoint, tokenizer: Option<&Tokenizer>) -> Option<Te
 fn segments(checkpoint: &Checkpoint) -> Vec<SegmentSummary> {
     let encodings = |names: &[String]| {
         let infos = names.iter().filter_map(|name| checkpoint.info(name));
-        let distinct: BTreeSet<String> = infos.map(|info| info.encoding.to_string()).collect();
+        let distinct: BTreeSet<String> = infos.map(|info| stored_as(checkpoint, info)).collect();
         distinct.into_iter().collect()
     };
     let of_segment = checkpoint.segments().into_iter().map(|segment| SegmentSummary {
@@ -379,11 +401,44 @@ fn segments(checkpoint: &Checkpoint) -> Vec<SegmentSummary> {
     of_segment.collect()
 }
 
+/// The name of a tensor's format.
+fn stored_as(checkpoint: &Checkpoint, info: &TensorInfo) -> String {
+    checkpoint.packed_as(&info.name).map_or_else(|| info.encoding.to_string(), str::to_owned)
+}
+
+fn matrices(checkpoint: &Checkpoint, device: &Device) -> Vec<MatrixKind> {
+    let mut kinds: BTreeMap<String, MatrixKind> = BTreeMap::new();
+    for info in checkpoint.tensors().filter(|info| info.shape.len() > 1) {
+        let inputs = info.shape.last().copied().unwrap_or_default();
+        let (used, loaded) = match MatrixUse::of(info.encoding, inputs, device) {
+            _ if checkpoint.packed_as(&info.name).is_some() => {
+                ("to be unpacked by `firebox import` first", None)
+            }
+            MatrixUse::InPlace => ("multiplied where they lie", Some(info.bytes)),
+            MatrixUse::Unpacked => {
+                ("unpacked on load, to f32", Some(elements(info).saturating_mul(size_of::<f32>() as u64)))
+            }
+        };
+        let encoding = stored_as(checkpoint, info);
+        let kind = kinds.entry(encoding.clone()).or_insert(MatrixKind {
+            encoding,
+            used,
+            tensors: 0,
+            bytes: 0,
+            loaded_bytes: loaded.map(|_| 0),
+        });
+        kind.tensors += 1;
+        kind.bytes += info.bytes;
+        kind.loaded_bytes = kind.loaded_bytes.zip(loaded).map(|(sum, loaded)| sum + loaded);
+    }
+    kinds.into_values().collect()
+}
+
 fn tensors(checkpoint: &Checkpoint) -> Vec<TensorSummary> {
     let summary = |info: &TensorInfo| TensorSummary {
         name: info.name.clone(),
         shape: info.shape.clone(),
-        encoding: info.encoding.to_string(),
+        encoding: stored_as(checkpoint, info),
         segment: info.segment.to_string(),
         bytes: info.bytes,
     };

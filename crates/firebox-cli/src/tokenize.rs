@@ -49,7 +49,7 @@ impl TokenizeArgs {
 
 /// Turns text into ids, or ids into text.
 pub fn tokenize(args: &TokenizeArgs, console: &Console) -> anyhow::Result<Outcome> {
-    let checkpoint = Checkpoint::open(hub::resolve(&args.model)?)?;
+    let checkpoint = Checkpoint::open_text(hub::resolve(&args.model)?)?;
     let tokenizer = Tokenizer::new(checkpoint.text(), checkpoint.config())?;
     match &args.text {
         Some(text) => {

@@ -9,7 +9,7 @@ use firebox_kernels::linear::{BlockFormat, dequantize_blocks, multiply_blocks};
 use firebox_store::{BlockType, Encoding, Weight};
 use support::{bits, in_eight_bits, random, random_blocks, values};
 
-const FORMATS: [(BlockFormat, BlockType); 8] = [
+const FORMATS: [(BlockFormat, BlockType); 13] = [
     (BlockFormat::Q8_0, BlockType::Q8_0),
     (BlockFormat::Q4_0, BlockType::Q4_0),
     (BlockFormat::Q4_1, BlockType::Q4_1),
@@ -18,6 +18,11 @@ const FORMATS: [(BlockFormat, BlockType); 8] = [
     (BlockFormat::Q4K, BlockType::Q4K),
     (BlockFormat::Q5K, BlockType::Q5K),
     (BlockFormat::Q6K, BlockType::Q6K),
+    (BlockFormat::MXFP4, BlockType::MXFP4),
+    (BlockFormat::IQ4NL, BlockType::IQ4NL),
+    (BlockFormat::IQ4XS, BlockType::IQ4XS),
+    (BlockFormat::Q3K, BlockType::Q3K),
+    (BlockFormat::Q2K, BlockType::Q2K),
 ];
 
 #[test]

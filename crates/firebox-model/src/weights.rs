@@ -289,16 +289,18 @@ pub(crate) fn matrix(
             };
             Ok(Matrix::Grouped(GroupedMatrix::new(words, scales, grouping)))
         }
-        Encoding::Block(block) if linear::multiplies_blocks(device) => {
-            let row_bytes = inputs / block.block_len() * block.block_bytes();
-            let bytes = data(weight.data, [outputs, row_bytes], DType::U8);
-            let bytes = Tensor::from_data(bytes, (device, DType::U8));
-            Ok(Matrix::Blocks(BlockMatrix::new(bytes, block_format(block))))
-        }
-        Encoding::Block(_) => {
-            let widened = widened(&weight, [outputs, inputs], device)?;
-            Ok(Matrix::Dense(DenseMatrix::new(param(widened))))
-        }
+        Encoding::Block(block) => match block_format(block) {
+            Some(format) if linear::multiplies_blocks(device) => {
+                let row_bytes = inputs / block.block_len() * block.block_bytes();
+                let bytes = data(weight.data, [outputs, row_bytes], DType::U8);
+                let bytes = Tensor::from_data(bytes, (device, DType::U8));
+                Ok(Matrix::Blocks(BlockMatrix::new(bytes, format)))
+            }
+            _ => {
+                let widened = widened(&weight, [outputs, inputs], device)?;
+                Ok(Matrix::Dense(DenseMatrix::new(param(widened))))
+            }
+        },
     }
 }
 
@@ -345,8 +347,9 @@ fn data<const D: usize>(bytes: bytes::Bytes, shape: [usize; D], dtype: DType) ->
     TensorData::from_bytes(Bytes::from_shared(bytes, AllocationProperty::File), shape, dtype)
 }
 
-fn block_format(block: BlockType) -> BlockFormat {
-    match block {
+/// Returns the format that kernels multiply, or `None` for blocks that are unpacked when they are loaded.
+pub(crate) fn block_format(block: BlockType) -> Option<BlockFormat> {
+    Some(match block {
         BlockType::Q8_0 => BlockFormat::Q8_0,
         BlockType::Q4_0 => BlockFormat::Q4_0,
         BlockType::Q4_1 => BlockFormat::Q4_1,
@@ -355,10 +358,25 @@ fn block_format(block: BlockType) -> BlockFormat {
         BlockType::Q4K => BlockFormat::Q4K,
         BlockType::Q5K => BlockFormat::Q5K,
         BlockType::Q6K => BlockFormat::Q6K,
-    }
+        BlockType::MXFP4 => BlockFormat::MXFP4,
+        BlockType::IQ4NL => BlockFormat::IQ4NL,
+        BlockType::IQ4XS => BlockFormat::IQ4XS,
+        BlockType::Q3K => BlockFormat::Q3K,
+        BlockType::Q2K => BlockFormat::Q2K,
+        BlockType::Q8_1
+        | BlockType::TQ1_0
+        | BlockType::TQ2_0
+        | BlockType::IQ1S
+        | BlockType::IQ1M
+        | BlockType::IQ2XXS
+        | BlockType::IQ2XS
+        | BlockType::IQ2S
+        | BlockType::IQ3XXS
+        | BlockType::IQ3S => return None,
+    })
 }
 
-fn float_dtype(dtype: Dtype) -> Option<DType> {
+pub(crate) fn float_dtype(dtype: Dtype) -> Option<DType> {
     match dtype {
         Dtype::F32 => Some(DType::F32),
         Dtype::F16 => Some(DType::F16),

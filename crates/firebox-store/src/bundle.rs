@@ -61,6 +61,7 @@ pub(crate) fn open(path: &Path) -> Result<Parts, StoreError> {
         files,
         tensors,
         quantization: manifest.quantization,
+        packed: BTreeMap::new(),
         hashes,
     })
 }

@@ -6,15 +6,18 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use crate::encoding::Quantization;
+use crate::encoding::{Encoding, Quantization};
 use crate::error::StoreError;
+use crate::gguf::opening::{self, Purpose};
 use crate::mapping::Mapping;
+use crate::packed::PackedTensor;
 use crate::parts::{Parts, SourceKind};
+use crate::quantize::encode;
 use crate::segment::{Segment, SegmentId};
 use crate::tensor_index::{Place, Span, TensorIndex, TensorInfo};
 use crate::text::TextAssets;
 use crate::weight::Weight;
-use crate::{bundle, gguf, huggingface};
+use crate::{bundle, huggingface};
 
 /// Bytes per sample of a [fingerprint](Checkpoint::fingerprint), and samples per tensor. Few, because each may read a page
 /// from disk.
@@ -26,6 +29,7 @@ struct Inner {
     config: Value,
     index: TensorIndex,
     quantization: Option<Quantization>,
+    packed: BTreeMap<String, PackedTensor>,
     hashes: BTreeMap<SegmentId, String>,
 }
 
@@ -49,22 +53,63 @@ impl std::fmt::Debug for Checkpoint {
 }
 
 impl Checkpoint {
-    /// Opens a Hugging Face directory, a GGUF file or a bundle.
+    /// Opens a Hugging Face directory, a GGUF file or a bundle. Of a split GGUF model any part opens all, and a directory
+    /// with one GGUF model opens that.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, StoreError> {
-        let path = path.as_ref();
+        Self::open_for(path.as_ref(), Purpose::Model)
+    }
+
+    /// [Opens](Self::open) a model to tokenize with: a GGUF file that holds nothing but a vocabulary is enough.
+    pub fn open_text(path: impl AsRef<Path>) -> Result<Self, StoreError> {
+        Self::open_for(path.as_ref(), Purpose::Text)
+    }
+
+    /// [Opens](Self::open) a model to look at its parts: tensors that have to be [imported](crate::import()) before they
+    /// can be read are listed too.
+    pub fn open_listing(path: impl AsRef<Path>) -> Result<Self, StoreError> {
+        Self::open_for(path.as_ref(), Purpose::Listing)
+    }
+
+    pub(crate) fn open_for(path: &Path, purpose: Purpose) -> Result<Self, StoreError> {
         let metadata = std::fs::metadata(path).map_err(|error| StoreError::io(path, "open", error))?;
-        let parts = if metadata.is_dir() {
-            if bundle::is_bundle(path) { bundle::open(path)? } else { huggingface::open(path)? }
+        let parts = if !metadata.is_dir() {
+            opening::open(path, purpose)?
+        } else if bundle::is_bundle(path) {
+            bundle::open(path)?
+        } else if huggingface::has_weights(path)? {
+            huggingface::open(path)?
+        } else if let Some(model) = opening::in_folder(path)? {
+            opening::open(&model, purpose)?
         } else {
-            gguf::open(path)?
+            // Tells what is missing.
+            huggingface::open(path)?
         };
+        if let Some(packed) = parts.packed.values().next().filter(|_| purpose == Purpose::Model) {
+            let reason = format!(
+                "weights are packed as {}; write a bundle with `firebox import {} DST`, with --quantize q4 if it is to be as \
+                 small, and open that",
+                packed.name,
+                path.display()
+            );
+            let file = path.join("config.json");
+            return Err(StoreError::Unsupported { file, field: "quantization_config".into(), reason });
+        }
         Self::new(parts)
     }
 
+    /// How a tensor is packed, if an import has to unpack it before it can be read.
+    pub fn packed_as(&self, name: &str) -> Option<&str> {
+        self.packed(name).map(|packed| packed.name.as_str())
+    }
+
+    pub(crate) fn packed(&self, name: &str) -> Option<&PackedTensor> {
+        self.inner.packed.get(name)
+    }
+
     pub(crate) fn new(parts: Parts) -> Result<Self, StoreError> {
-        let Parts { path, source, config, text, files, tensors, quantization, hashes } = parts;
+        let Parts { path, source, config, text, files, tensors, quantization, packed, hashes } = parts;
         let index = TensorIndex::new(path, files, tensors)?;
-        let inner = Inner { source, config, index, quantization, hashes };
+        let inner = Inner { source, config, index, quantization, packed, hashes };
         Ok(Self { inner: Arc::new(inner), text: Arc::new(text) })
     }
 
@@ -98,7 +143,25 @@ impl Checkpoint {
 
     /// A tensor's bytes as stored: a slice of the mapping, read from disk when touched.
     pub fn weight(&self, name: &str) -> Result<Weight, StoreError> {
+        if let Some(packed) = self.packed(name) {
+            return self.unpack(name, packed);
+        }
         self.inner.index.weight(name)
+    }
+
+    /// Unpacks a whole tensor.
+    fn unpack(&self, name: &str, packed: &PackedTensor) -> Result<Weight, StoreError> {
+        let mut values = Vec::new();
+        for row in 0..packed.rows() {
+            packed
+                .unpack_row(self.inner.index.files(), row, &mut values)
+                .map_err(|reason| StoreError::Decode { tensor: name.to_owned(), reason })?;
+        }
+        encode(name, &values, &packed.shape, Encoding::Plain(packed.dtype))
+    }
+
+    pub(crate) fn mappings(&self) -> &[Mapping] {
+        self.inner.index.files()
     }
 
     /// The segments of the model, in the order of a forward pass.

@@ -4,6 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+pub use crate::block_type::BlockType;
 use crate::excerpt::Shape;
 
 /// The element type of a tensor stored without blocks or scales.
@@ -24,11 +25,14 @@ pub enum Dtype {
     U16,
     U8,
     Bool,
+    /// Four bits of exponent, three of mantissa, no infinity.
+    #[serde(rename = "F8_E4M3")]
+    F8E4M3,
 }
 
 impl Dtype {
     /// Every dtype, widest first.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::F64,
         Self::I64,
         Self::U64,
@@ -42,6 +46,7 @@ impl Dtype {
         Self::I8,
         Self::U8,
         Self::Bool,
+        Self::F8E4M3,
     ];
 
     /// Bytes per element, which is also the alignment an element needs.
@@ -50,7 +55,7 @@ impl Dtype {
             Self::F64 | Self::I64 | Self::U64 => 8,
             Self::F32 | Self::I32 | Self::U32 => 4,
             Self::F16 | Self::BF16 | Self::I16 | Self::U16 => 2,
-            Self::I8 | Self::U8 | Self::Bool => 1,
+            Self::I8 | Self::U8 | Self::Bool | Self::F8E4M3 => 1,
         }
     }
 
@@ -70,6 +75,7 @@ impl Dtype {
             Self::U16 => "U16",
             Self::U8 => "U8",
             Self::Bool => "BOOL",
+            Self::F8E4M3 => "F8_E4M3",
         }
     }
 
@@ -80,7 +86,7 @@ impl Dtype {
 
     /// Returns whether the elements are floating-point numbers.
     pub fn is_float(self) -> bool {
-        matches!(self, Self::F64 | Self::F32 | Self::F16 | Self::BF16)
+        matches!(self, Self::F64 | Self::F32 | Self::F16 | Self::BF16 | Self::F8E4M3)
     }
 }
 
@@ -167,71 +173,6 @@ impl fmt::Display for Quantization {
             Bits::Q4 => "q4",
         };
         write!(f, "{bits} in groups of {}", self.group)
-    }
-}
-
-/// A block format of GGUF.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[allow(non_camel_case_types, missing_docs)]
-pub enum BlockType {
-    Q8_0,
-    Q4_0,
-    Q4_1,
-    Q5_0,
-    Q5_1,
-    #[serde(rename = "Q4_K")]
-    Q4K,
-    #[serde(rename = "Q5_K")]
-    Q5K,
-    #[serde(rename = "Q6_K")]
-    Q6K,
-}
-
-impl BlockType {
-    /// Every block type.
-    pub const ALL: [Self; 8] =
-        [Self::Q8_0, Self::Q4_0, Self::Q4_1, Self::Q5_0, Self::Q5_1, Self::Q4K, Self::Q5K, Self::Q6K];
-
-    /// Weights per block.
-    pub fn block_len(self) -> usize {
-        match self {
-            Self::Q8_0 | Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 => 32,
-            Self::Q4K | Self::Q5K | Self::Q6K => 256,
-        }
-    }
-
-    /// Bytes per block.
-    pub fn block_bytes(self) -> usize {
-        match self {
-            Self::Q8_0 => 34,
-            Self::Q4_0 => 18,
-            Self::Q4_1 => 20,
-            Self::Q5_0 => 22,
-            Self::Q5_1 => 24,
-            Self::Q4K => 144,
-            Self::Q5K => 176,
-            Self::Q6K => 210,
-        }
-    }
-
-    /// The name in GGUF files.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Q8_0 => "Q8_0",
-            Self::Q4_0 => "Q4_0",
-            Self::Q4_1 => "Q4_1",
-            Self::Q5_0 => "Q5_0",
-            Self::Q5_1 => "Q5_1",
-            Self::Q4K => "Q4_K",
-            Self::Q5K => "Q5_K",
-            Self::Q6K => "Q6_K",
-        }
-    }
-}
-
-impl fmt::Display for BlockType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
     }
 }
 
@@ -355,6 +296,8 @@ impl Encoding {
         match self {
             Self::Plain(dtype) => dtype.size(),
             Self::Grouped(_) => TILE_WORD,
+            // Experts of an odd number of bytes lie anywhere.
+            Self::Block(BlockType::MXFP4) => 1,
             Self::Block(_) => 2,
         }
     }

@@ -13,6 +13,7 @@ use crate::json::{Ignored, Json, Object};
 use crate::manifest::PADDING;
 use crate::mapping::Mapping;
 use crate::old_names;
+use crate::packed;
 use crate::parts::{Parts, SourceKind};
 use crate::safetensors::Header;
 use crate::segment::SegmentId;
@@ -21,6 +22,12 @@ use crate::text::TextAssets;
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
+
+/// Whether a directory has safetensors files that [`open`] looks for.
+pub(crate) fn has_weights(path: &Path) -> Result<bool, StoreError> {
+    let folder = Folder::open(path)?;
+    Ok(folder.find(SINGLE)?.is_some() || folder.find(INDEX)?.is_some())
+}
 
 pub(crate) fn open(path: &Path) -> Result<Parts, StoreError> {
     let folder = Folder::open(path)?;
@@ -38,6 +45,8 @@ pub(crate) fn open(path: &Path) -> Result<Parts, StoreError> {
         reason: "config.json is missing; download it beside the weights".into(),
     })?;
     old_names::renew(&config, &mut tensors);
+    let packed = packed::find(&config, &files, &mut tensors)
+        .map_err(|fault| fault.in_file(&folder.path().join("config.json")))?;
     Ok(Parts {
         path: path.to_owned(),
         source: SourceKind::HuggingFace,
@@ -46,6 +55,7 @@ pub(crate) fn open(path: &Path) -> Result<Parts, StoreError> {
         files,
         tensors,
         quantization: None,
+        packed,
         hashes: BTreeMap::new(),
     })
 }
@@ -165,9 +175,7 @@ fn what_is_there(path: &Path) -> String {
         .flatten()
         .map(|entry| entry.file_name().to_string_lossy().into_owned())
         .collect();
-    if let Some(gguf) = names.iter().find(|name| name.ends_with(".gguf")) {
-        reason.push_str(&format!("; give the path of the GGUF file itself ({gguf})"));
-    } else if names.iter().any(|name| name.ends_with(".bin") || name.ends_with(".pth")) {
+    if names.iter().any(|name| name.ends_with(".bin") || name.ends_with(".pth")) {
         reason.push_str(
             "; the weights are in PyTorch's format, which can run code: convert them to safetensors",
         );

@@ -14,7 +14,7 @@ use crate::encoding::{Encoding, Quantization};
 use crate::error::StoreError;
 use crate::files;
 use crate::folder::{Folder, MAX_JSON, MAX_TOKENIZER};
-use crate::heads;
+use crate::gguf::opening::Purpose;
 use crate::manifest::{MANIFEST, Manifest, ManifestSegment};
 use crate::partial::{PartialFolder, sync_folder};
 use crate::parts::SourceKind;
@@ -23,6 +23,7 @@ use crate::safetensors_writer::TensorWriter;
 use crate::segment::SegmentId;
 use crate::segment_writer::{SegmentWriter, segment_ids};
 use crate::text::{CHAT_TEMPLATE, GGUF_VOCABULARY, TOOLS_TEMPLATE, TokenizerSource};
+use crate::{heads, packed};
 
 /// Files that are copied into the bundle unchanged.
 const COPIED_FILES: [&str; 13] = [
@@ -84,7 +85,7 @@ pub fn import(
     if let Some(quantization) = &options.quantize {
         quantization.check().map_err(|reason| StoreError::Quantize { tensor: "(all)".into(), reason })?;
     }
-    let checkpoint = Checkpoint::open(source)?;
+    let checkpoint = Checkpoint::open_for(source.as_ref(), Purpose::Import)?;
     let heads_left = heads::installed_names(&checkpoint)?;
     let partial = PartialFolder::create(destination)?;
     let mut writer = SegmentWriter {
@@ -144,15 +145,31 @@ pub fn import(
     Ok(report)
 }
 
+/// Removes what says that weights are packed, because a bundle's are not.
+fn remove_packing(config: &mut Value) {
+    let Value::Object(fields) = config else { return };
+    for key in packed::CONFIG_KEYS {
+        fields.remove(key);
+    }
+    for within in ["text_config", "llm_config"] {
+        if let Some(within) = fields.get_mut(within) {
+            remove_packing(within);
+        }
+    }
+}
+
 /// Writes `config.json`, unchanged if the source had one. Returns the configuration that a reader will find.
 fn write_config(checkpoint: &Checkpoint, folder: &Path) -> Result<Value, StoreError> {
     let path = folder.join("config.json");
     if checkpoint.source() != SourceKind::Gguf
+        && !checkpoint.tensors().any(|info| checkpoint.packed(&info.name).is_some())
         && let Some(bytes) = Folder::open(checkpoint.path())?.read("config.json", MAX_JSON)?
     {
         write_file(&path, &bytes)?;
     } else {
-        write_json(&path, checkpoint.config())?;
+        let mut config = checkpoint.config().clone();
+        remove_packing(&mut config);
+        write_json(&path, &config)?;
     }
     // Read back rather than assumed: the hash must be the same whenever the bundle is opened.
     Folder::open(folder)?.read_object("config.json", MAX_JSON)?.ok_or_else(|| StoreError::NotAModel {

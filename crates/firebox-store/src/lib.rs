@@ -69,6 +69,7 @@
 //! Every length, offset, count, shape and path in a file is checked before use. What is wrong comes back as a
 //! [`StoreError`] that names the file, the field and the reason.
 
+mod block_type;
 mod buffer;
 mod bundle;
 mod checkpoint;
@@ -87,6 +88,7 @@ mod manifest;
 mod mapping;
 mod memory;
 mod old_names;
+mod packed;
 mod partial;
 mod parts;
 mod progress;

@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use crate::encoding::Quantization;
 use crate::mapping::Mapping;
+use crate::packed::PackedTensor;
 use crate::segment::SegmentId;
 use crate::tensor_index::{Place, TensorInfo};
 use crate::text::TextAssets;
@@ -31,6 +32,8 @@ pub(crate) struct Parts {
     pub(crate) files: Vec<Mapping>,
     pub(crate) tensors: Vec<(TensorInfo, Place)>,
     pub(crate) quantization: Option<Quantization>,
+    /// Tensors that only an import unpacks, by name.
+    pub(crate) packed: BTreeMap<String, PackedTensor>,
     /// Content hashes of segments; known for bundles only.
     pub(crate) hashes: BTreeMap<SegmentId, String>,
 }

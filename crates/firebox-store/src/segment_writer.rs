@@ -13,8 +13,9 @@ use crate::error::StoreError;
 use crate::excerpt::Shape;
 use crate::files::File;
 use crate::manifest::{ManifestSegment, ManifestTensor, file_of};
+use crate::packed::PackedTensor;
 use crate::progress::Progress;
-use crate::quantize::{is_quantized, quantize_tiles};
+use crate::quantize::{encode, is_quantized, quantize_tiles};
 use crate::safetensors_writer::{FileLayout, TensorWriter};
 use crate::segment::SegmentId;
 use crate::tensor_index::{Place, Span, TensorInfo};
@@ -75,6 +76,10 @@ impl SegmentWriter<'_> {
             let (_, place) = self.checkpoint.entry(&info.name)?;
             let target = self.target(info);
             writer.next_tensor()?;
+            if let Some(packed) = self.checkpoint.packed(&info.name) {
+                self.unpack(info, packed, target, &mut writer)?;
+                continue;
+            }
             match target {
                 Encoding::Grouped(quantization) if target != info.encoding => {
                     self.quantize(info, *place, quantization, &mut writer)?;
@@ -155,6 +160,48 @@ impl SegmentWriter<'_> {
         writer.next_tensor()?;
         self.append_spill(spill, writer)?;
         self.quantized += 1;
+        Ok(())
+    }
+
+    /// Unpacks a tensor to floats, or quantizes it anew.
+    fn unpack(
+        &mut self,
+        info: &TensorInfo,
+        packed: &PackedTensor,
+        target: Encoding,
+        writer: &mut TensorWriter,
+    ) -> Result<(), StoreError> {
+        let (rows, inputs) = (packed.rows(), packed.inputs());
+        if inputs > MAX_ROW {
+            let reason = format!("rows of {inputs} inputs; expected up to {MAX_ROW}");
+            return Err(StoreError::Quantize { tensor: info.name.clone(), reason });
+        }
+        let chunk =
+            (COPY_BUFFER_BYTES / (inputs.max(1) * size_of::<f32>())).max(1).next_multiple_of(TILE_ROWS);
+        let mut spill = if let Encoding::Grouped(_) = target { Some(self.open_spill()?) } else { None };
+        let mut values = Vec::new();
+        let mut row = 0;
+        while row < rows {
+            let end = rows.min(row + chunk);
+            values.clear();
+            for row in row..end {
+                packed
+                    .unpack_row(self.checkpoint.mappings(), row, &mut values)
+                    .map_err(|reason| StoreError::Decode { tensor: info.name.clone(), reason })?;
+            }
+            let written = encode(&info.name, &values, &[end - row, inputs], target)?;
+            writer.write(&written.data)?;
+            if let (Some(spill), Some(scales)) = (&mut spill, &written.scales) {
+                spill.write_all(scales).map_err(|error| StoreError::io(&self.spill, "write", error))?;
+            }
+            self.advance(&info.name, info.bytes as usize / rows * (end - row));
+            row = end;
+        }
+        if let Some(spill) = spill {
+            writer.next_tensor()?;
+            self.append_spill(spill, writer)?;
+            self.quantized += 1;
+        }
         Ok(())
     }
 

@@ -71,6 +71,17 @@ pub(crate) fn decode(encoding: Encoding, inputs: usize, data: &[u8], scales: &[u
     }
 }
 
+/// The number of a byte of FP8: a sign, four bits of exponent and three of mantissa.
+pub(crate) fn e4m3(byte: u8) -> f32 {
+    let (exponent, mantissa) = (u32::from(byte >> 3) & 15, f32::from(byte & 7));
+    let magnitude = match exponent {
+        0 => mantissa / 512.0,
+        15 if mantissa == 7.0 => f32::NAN,
+        _ => (1.0 + mantissa / 8.0) * f32::from_bits((exponent + 120) << 23),
+    };
+    if byte & 0x80 == 0 { magnitude } else { -magnitude }
+}
+
 fn decode_plain(dtype: Dtype, data: &[u8], out: &mut Vec<f32>) {
     // Integers and doubles are narrowed as numpy's astype(float32) does: to the nearest value.
     fn each<const N: usize>(data: &[u8], out: &mut Vec<f32>, read: impl Fn([u8; N]) -> f32) {
@@ -89,6 +100,7 @@ fn decode_plain(dtype: Dtype, data: &[u8], out: &mut Vec<f32>) {
         Dtype::U32 => each(data, out, |bytes| u32::from_le_bytes(bytes) as f32),
         Dtype::U16 => each(data, out, |bytes| f32::from(u16::from_le_bytes(bytes))),
         Dtype::U8 => each(data, out, |bytes| f32::from(u8::from_le_bytes(bytes))),
+        Dtype::F8E4M3 => each(data, out, |bytes: [u8; 1]| e4m3(bytes[0])),
         Dtype::Bool => each(data, out, |bytes: [u8; 1]| f32::from(u8::from(bytes[0] != 0))),
     }
 }

@@ -494,7 +494,7 @@ fn damaged_tensor_tables_are_refused() {
         (model().tensor("x", &[1 << 62], 8, zeros(34)), "cut short"),
         (model().tensor("x", &[2, 33], 8, zeros(68)), "multiple of 32"),
         (model().tensor("x", &[2, 128], 12, zeros(288)), "multiple of 256"),
-        (model().tensor("x", &[256], 10, zeros(84)), "Q2_K"),
+        (model().tensor("x", &[256], 40, zeros(84)), "NVFP4"),
         (model().tensor("x", &[256], 4, zeros(84)), "unknown"),
         (model().tensor("x", &[256], u32::MAX, zeros(84)), "unknown"),
         (model().tensor("x", &[8], 0, zeros(32)).at(0), "overlaps"),

@@ -215,7 +215,9 @@ fn a_path_without_a_model_is_refused_with_a_hint() {
     let path = directory(&folder.path().join("empty"), &[]);
     refuse(&path, &["not a model", "model.safetensors"]);
     let path = directory(&folder.path().join("gguf"), &[("m.gguf", b"GGUF")]);
-    refuse(&path, &["GGUF file itself", "m.gguf"]);
+    refuse(&path, &["m.gguf", "cut short"]);
+    let path = directory(&folder.path().join("ggufs"), &[("m.gguf", b"GGUF"), ("n.gguf", b"GGUF")]);
+    refuse(&path, &["GGUF file itself", "m.gguf, n.gguf"]);
     let path = directory(&folder.path().join("torch"), &[("pytorch_model.bin", b"PK")]);
     refuse(&path, &["convert them to safetensors"]);
     let file = safetensors(&[("x", "U8", vec![1], vec![1])]);
@@ -323,7 +325,7 @@ fn damaged_safetensors_are_refused() {
         (&entry("F32", "[0,18446744073709551615,2]", "[0,0]"), "address space"),
         (&entry("F32", "[4611686018427387904]", "[0,0]"), "address space"),
         (&entry("F32", &format!("[{}1]", "1,".repeat(100)), "[0,4]"), "101 dimensions"),
-        (&entry("F8_E4M3", "[4]", "[0,4]"), "not supported"),
+        (&entry("F8_E5M2", "[4]", "[0,4]"), "not supported"),
         (&entry("f32", "[1]", "[0,4]"), "not supported"),
     ] {
         refuse_file(&safetensors_raw(header, &[0; 4]), &[expected]);

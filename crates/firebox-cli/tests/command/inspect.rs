@@ -78,3 +78,21 @@ fn a_placement_is_explained_where_memory_is_given() {
     assert!(without["placement"].is_null());
     firebox_with(args!["inspect", model, "--memory", "1M"]).fails(UNUSABLE, &["too little"]);
 }
+
+#[test]
+fn matrices_are_said_to_be_multiplied_unpacked_or_imported() {
+    let model = gguf("llama");
+    let json = firebox_with(args!["inspect", model, "--json"]).ends_with(0).json();
+    for kind in json["matrices"].as_array().unwrap() {
+        assert_eq!(kind["use"], "multiplied where they lie", "{kind}");
+        assert_eq!(kind["bytes"], kind["loaded_bytes"]);
+    }
+    let packed =
+        std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../firebox-store/tests/fixtures/packed/awq");
+    let text = firebox_with(args!["inspect", packed]).ends_with(0).stdout;
+    for word in ["AWQ of 4 bits in groups of 64", "to be unpacked by `firebox import` first"] {
+        assert!(text.contains(word), "no {word:?} in\n{text}");
+    }
+    let json = firebox_with(args!["inspect", packed, "--json"]).ends_with(0).json();
+    assert!(json["matrices"][0]["loaded_bytes"].is_null());
+}

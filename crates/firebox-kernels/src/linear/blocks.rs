@@ -21,6 +21,11 @@ pub enum BlockFormat {
     Q4K,
     Q5K,
     Q6K,
+    MXFP4,
+    IQ4NL,
+    IQ4XS,
+    Q3K,
+    Q2K,
 }
 
 impl BlockFormat {
@@ -28,7 +33,8 @@ impl BlockFormat {
     pub fn inputs(self) -> usize {
         match self {
             Self::Q8_0 | Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 => 32,
-            Self::Q4K | Self::Q5K | Self::Q6K => 256,
+            Self::MXFP4 | Self::IQ4NL => 32,
+            Self::Q4K | Self::Q5K | Self::Q6K | Self::IQ4XS | Self::Q3K | Self::Q2K => 256,
         }
     }
 
@@ -43,6 +49,11 @@ impl BlockFormat {
             Self::Q4K => Q4K::BYTES,
             Self::Q5K => Q5K::BYTES,
             Self::Q6K => Q6K::BYTES,
+            Self::MXFP4 => 17,
+            Self::IQ4NL => 18,
+            Self::IQ4XS => 136,
+            Self::Q3K => 110,
+            Self::Q2K => 84,
         }
     }
 }
@@ -173,7 +184,7 @@ impl Block for Q4_1 {
             let at = chunk * Self::BYTES;
             let (scale, minimum) = L::half_floats(strip.words::<L>(at));
             unpacked.scale(chunk, 0, scale);
-            unpacked.minimum(chunk, minimum);
+            unpacked.minimum(chunk, 0, minimum);
             nibble_chunk::<L>(strip.columns::<L>(at + 4), chunk, unpacked);
         }
     }
@@ -205,7 +216,7 @@ impl Block for Q5_1 {
             let at = chunk * Self::BYTES;
             let (scale, minimum) = L::half_floats(strip.words::<L>(at));
             unpacked.scale(chunk, 0, scale);
-            unpacked.minimum(chunk, minimum);
+            unpacked.minimum(chunk, 0, minimum);
             five_bit_chunk::<L>(strip, at + 8, strip.words::<L>(at + 4), chunk, unpacked);
         }
     }
@@ -401,14 +412,14 @@ fn six_bit_scales<L: Lanes>(strip: &Strip<'_>, unpacked: &mut impl UnpackTarget<
         let minimum = four_bytes::<L>(minimum[half]);
         for k in 0..4 {
             unpacked.scale(4 * half + k, 0, scales[k].mul(scale));
-            unpacked.minimum(4 * half + k, minimum[k].mul(negative));
+            unpacked.minimum(4 * half + k, 0, minimum[k].mul(negative));
         }
     }
 }
 
 /// Converts the unsigned bytes of every word to floats.
 #[inline(always)]
-fn four_bytes<L: Lanes>(words: L::Words) -> [L; 4] {
+pub(super) fn four_bytes<L: Lanes>(words: L::Words) -> [L; 4] {
     let mask = L::splat_word(0xFF);
     [
         L::to_floats(L::and(words, mask)),

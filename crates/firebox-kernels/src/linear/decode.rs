@@ -46,6 +46,6 @@ fn number<W: IntegerRows>(panel: &IntegerPanel, input: usize, lane: usize) -> f3
     let (chunk, input) = (input / CHUNK, input % CHUNK);
     let byte = panel.quads[chunk][input / 4].0[lane].to_le_bytes()[input % 4];
     let half = if W::HALF_SCALES { input / (CHUNK / 2) } else { 0 };
-    let minimum = if W::HAS_MINIMUM { panel.minimum[chunk].0[lane] } else { 0.0 };
+    let minimum = if W::HAS_MINIMUM { panel.minimum[chunk][half].0[lane] } else { 0.0 };
     (i32::from(byte) - W::ZERO) as f32 * panel.scales[chunk][half].0[lane] + minimum
 }

@@ -258,11 +258,18 @@ impl<L: Lanes, W: IntegerRows> Tile<L> for IntegerTile<'_, W> {
                     sums1[i] = sums1[i].mul_add(L::to_floats(L::dot(dots1[i])).mul(scale), scale1);
                 }
             }
-            if W::HAS_MINIMUM {
-                let (least0, least1) =
-                    (panel0.minimum[chunk].lanes::<L>(), panel1.minimum[chunk].lanes::<L>());
+            for half in 0..if !W::HAS_MINIMUM {
+                0
+            } else if W::HALF_SCALES {
+                2
+            } else {
+                1
+            } {
+                let least0 = panel0.minimum[chunk][half].lanes::<L>();
+                let least1 = panel1.minimum[chunk][half].lanes::<L>();
                 for i in 0..ROWS {
-                    let sum = L::splat(x[i].scale).mul(L::splat(x[i].sum() as f32));
+                    let sum = if W::HALF_SCALES { x[i].sums[half] } else { x[i].sum() };
+                    let sum = L::splat(x[i].scale).mul(L::splat(sum as f32));
                     sums0[i] = sums0[i].mul_add(sum, least0);
                     sums1[i] = sums1[i].mul_add(sum, least1);
                 }
@@ -279,6 +286,7 @@ mod tests {
     use super::*;
     use crate::linear::blocks::{Block, BlockRows, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
     use crate::linear::decode::decode;
+    use crate::linear::low_bit_blocks::{IQ4NL, IQ4XS, MXFP4, Q2K, Q3K};
     use crate::linear::panel::CHUNK;
     use crate::linear::plain::{Bf16, F16, F32, PlainRows};
     use crate::simd::on_each_instruction_set;
@@ -385,6 +393,11 @@ mod tests {
         check_block_format::<Q4K>();
         check_block_format::<Q5K>();
         check_block_format::<Q6K>();
+        check_block_format::<MXFP4>();
+        check_block_format::<IQ4NL>();
+        check_block_format::<IQ4XS>();
+        check_block_format::<Q3K>();
+        check_block_format::<Q2K>();
     }
 
     fn check_block_format<B: Block>() {

@@ -55,7 +55,7 @@ struct RowsBlock<'a, L: Lanes, const ROWS: usize> {
     small: bool,
     dots: [[[L::Words; ROWS]; 2]; BLOCK_CHUNKS],
     scales: [[L; 2]; BLOCK_CHUNKS],
-    minimum: [L; BLOCK_CHUNKS],
+    minimum: [[L; 2]; BLOCK_CHUNKS],
 }
 
 impl<L: Lanes, const ROWS: usize> RowsBlock<'_, L, ROWS> {
@@ -67,7 +67,7 @@ impl<L: Lanes, const ROWS: usize> RowsBlock<'_, L, ROWS> {
             small,
             dots: [[[L::splat_word(0); ROWS]; 2]; BLOCK_CHUNKS],
             scales: [[L::zero(); 2]; BLOCK_CHUNKS],
-            minimum: [L::zero(); BLOCK_CHUNKS],
+            minimum: [[L::zero(); 2]; BLOCK_CHUNKS],
         }
     }
 }
@@ -92,8 +92,8 @@ impl<L: Lanes, const ROWS: usize> UnpackTarget<L> for RowsBlock<'_, L, ROWS> {
     }
 
     #[inline(always)]
-    fn minimum(&mut self, chunk: usize, minimum: L) {
-        self.minimum[chunk] = minimum;
+    fn minimum(&mut self, chunk: usize, half: usize, minimum: L) {
+        self.minimum[chunk][half] = minimum;
     }
 }
 
@@ -131,8 +131,12 @@ pub(super) fn integer_rows<L: Lanes, W: IntegerRows, const ROWS: usize>(
                         let dot = L::add_words(offset, L::add_words(low, high));
                         sum = sum.mul_add(L::to_floats(dot).mul(x_scale), scales[chunk][0]);
                     }
-                    if W::HAS_MINIMUM {
-                        sum = sum.mul_add(x_scale.mul(L::splat(integers.sum() as f32)), minimum[chunk]);
+                    if W::HAS_MINIMUM && W::HALF_SCALES {
+                        for (half, x) in integers.sums.into_iter().enumerate() {
+                            sum = sum.mul_add(x_scale.mul(L::splat(x as f32)), minimum[chunk][half]);
+                        }
+                    } else if W::HAS_MINIMUM {
+                        sum = sum.mul_add(x_scale.mul(L::splat(integers.sum() as f32)), minimum[chunk][0]);
                     }
                 }
                 place.add(results[i], sum);

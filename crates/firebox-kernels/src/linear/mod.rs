@@ -16,6 +16,7 @@ mod gemv;
 mod gradient;
 mod grouping;
 mod integer_tile;
+mod low_bit_blocks;
 mod multiplicand;
 mod multiply;
 mod ops;

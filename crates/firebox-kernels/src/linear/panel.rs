@@ -64,8 +64,8 @@ pub(super) struct IntegerPanel {
     pub quads: [[Words; QUADS]; BLOCK_CHUNKS],
     /// Scales of the two halves of every chunk; only the first is used if a chunk has one scale.
     pub scales: [[Floats; 2]; BLOCK_CHUNKS],
-    /// Minimums that are added to every number, in formats that have them.
-    pub minimum: [Floats; BLOCK_CHUNKS],
+    /// Minimums that are added to every number, in formats that have them: for the same parts as scales.
+    pub minimum: [[Floats; 2]; BLOCK_CHUNKS],
 }
 
 impl Default for IntegerPanel {
@@ -73,7 +73,7 @@ impl Default for IntegerPanel {
         Self {
             quads: [[Words::default(); QUADS]; BLOCK_CHUNKS],
             scales: [[Floats::default(); 2]; BLOCK_CHUNKS],
-            minimum: [Floats::default(); BLOCK_CHUNKS],
+            minimum: [[Floats::default(); 2]; BLOCK_CHUNKS],
         }
     }
 }
@@ -151,6 +151,20 @@ impl<'a> Strip<'a> {
         L::from_f16(&bits)
     }
 
+    /// Returns a power of two of every row, halved, from its biased exponent in one byte.
+    #[inline(always)]
+    pub fn half_powers<L: Lanes>(&self, at: usize) -> L {
+        let mut bits = [0; LANES];
+        for (row, bits) in bits.iter_mut().enumerate() {
+            *bits = match self.bytes[at + row * self.stride] {
+                // Subnormal numbers.
+                exponent @ 0..=1 => 0x0020_0000 << exponent,
+                exponent => u32::from(exponent - 1) << 23,
+            };
+        }
+        L::as_floats(L::load_words(&bits))
+    }
+
     /// Returns a word of every row.
     #[inline(always)]
     pub fn words<L: Lanes>(&self, at: usize) -> L::Words {
@@ -183,8 +197,8 @@ pub(super) trait UnpackTarget<L: Lanes> {
     fn bytes(&mut self, chunk: usize, half: usize, quads: [L::Words; HALF_QUADS]);
     /// Takes the scale of a chunk or of one of its halves.
     fn scale(&mut self, chunk: usize, half: usize, scale: L);
-    /// Takes the minimum that is added to every number of a chunk.
-    fn minimum(&mut self, chunk: usize, minimum: L);
+    /// Takes the minimum that is added to every number of a chunk or of one of its halves.
+    fn minimum(&mut self, chunk: usize, half: usize, minimum: L);
 }
 
 impl<L: Lanes> UnpackTarget<L> for IntegerPanel {
@@ -204,8 +218,8 @@ impl<L: Lanes> UnpackTarget<L> for IntegerPanel {
     }
 
     #[inline(always)]
-    fn minimum(&mut self, chunk: usize, minimum: L) {
-        self.minimum[chunk] = Floats::from_lanes(minimum);
+    fn minimum(&mut self, chunk: usize, half: usize, minimum: L) {
+        self.minimum[chunk][half] = Floats::from_lanes(minimum);
     }
 }
 

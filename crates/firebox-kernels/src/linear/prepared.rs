@@ -11,6 +11,7 @@ use super::decode;
 use super::flex_weight::FlexWeight;
 use super::gemm::{FloatWeight, IntegerWeight};
 use super::grouping::Grouping;
+use super::low_bit_blocks::{IQ4NL, IQ4XS, MXFP4, Q2K, Q3K};
 use super::multiplicand::Multiplicand;
 use super::panel::{CHUNK, IntegerRows, OUTPUTS};
 use super::plain::{Bf16, F16, F32, PlainRows};
@@ -206,5 +207,10 @@ fn visit_blocks<'a, W: BlockFormatVisitor<'a>>(
         BlockFormat::Q4K => work.run(BlockRows::<Q4K>::new(bytes, inputs)),
         BlockFormat::Q5K => work.run(BlockRows::<Q5K>::new(bytes, inputs)),
         BlockFormat::Q6K => work.run(BlockRows::<Q6K>::new(bytes, inputs)),
+        BlockFormat::MXFP4 => work.run(BlockRows::<MXFP4>::new(bytes, inputs)),
+        BlockFormat::IQ4NL => work.run(BlockRows::<IQ4NL>::new(bytes, inputs)),
+        BlockFormat::IQ4XS => work.run(BlockRows::<IQ4XS>::new(bytes, inputs)),
+        BlockFormat::Q3K => work.run(BlockRows::<Q3K>::new(bytes, inputs)),
+        BlockFormat::Q2K => work.run(BlockRows::<Q2K>::new(bytes, inputs)),
     }
 }

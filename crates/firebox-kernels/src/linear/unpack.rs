@@ -54,7 +54,7 @@ fn convert<L: Lanes, W: IntegerRows>(integers: &IntegerPanel, panel: &mut FloatP
         for (quad, words) in quads.iter().enumerate() {
             let half = if W::HALF_SCALES { quad / HALF_QUADS } else { 0 };
             let scale = integers.scales[chunk][half].lanes::<L>();
-            let minimum = if W::HAS_MINIMUM { integers.minimum[chunk].lanes::<L>() } else { L::zero() };
+            let minimum = if W::HAS_MINIMUM { integers.minimum[chunk][half].lanes::<L>() } else { L::zero() };
             let words = words.words::<L>();
             let bytes = [
                 L::and(words, byte),

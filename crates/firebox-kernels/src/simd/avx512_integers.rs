@@ -3,12 +3,13 @@
 use std::arch::x86_64::{
     __m128i, __m512i, _mm_cvtsi32_si128, _mm_cvtsi128_si32, _mm_loadu_si128, _mm_storeu_si128,
     _mm_unpackhi_epi32, _mm_unpacklo_epi32, _mm256_loadu_si256, _mm512_add_epi32, _mm512_and_si512,
-    _mm512_castsi128_si512, _mm512_castsi512_ps, _mm512_castsi512_si128, _mm512_cvtepi32_epi8,
-    _mm512_cvtepi32_epi16, _mm512_cvtepi32_ps, _mm512_cvtepu16_epi32, _mm512_cvtph_ps, _mm512_cvtps_epi32,
-    _mm512_dpbusd_epi32, _mm512_extracti32x4_epi32, _mm512_inserti32x4, _mm512_loadu_si512, _mm512_or_si512,
-    _mm512_set1_epi32, _mm512_shuffle_epi32, _mm512_shuffle_i32x4, _mm512_sll_epi32, _mm512_sra_epi32,
-    _mm512_srl_epi32, _mm512_storeu_si512, _mm512_unpackhi_epi32, _mm512_unpackhi_epi64,
-    _mm512_unpacklo_epi32, _mm512_unpacklo_epi64, _mm512_xor_si512,
+    _mm512_broadcast_i32x4, _mm512_castsi128_si512, _mm512_castsi512_ps, _mm512_castsi512_si128,
+    _mm512_cvtepi32_epi8, _mm512_cvtepi32_epi16, _mm512_cvtepi32_ps, _mm512_cvtepu16_epi32, _mm512_cvtph_ps,
+    _mm512_cvtps_epi32, _mm512_dpbusd_epi32, _mm512_extracti32x4_epi32, _mm512_inserti32x4,
+    _mm512_loadu_si512, _mm512_or_si512, _mm512_set1_epi32, _mm512_shuffle_epi8, _mm512_shuffle_epi32,
+    _mm512_shuffle_i32x4, _mm512_sll_epi32, _mm512_sra_epi32, _mm512_srl_epi32, _mm512_storeu_si512,
+    _mm512_unpackhi_epi32, _mm512_unpackhi_epi64, _mm512_unpacklo_epi32, _mm512_unpacklo_epi64,
+    _mm512_xor_si512,
 };
 
 use super::avx512::Avx512;
@@ -160,6 +161,15 @@ impl Integers for Avx512 {
     fn xor(a: __m512i, b: __m512i) -> __m512i {
         // SAFETY: see above.
         unsafe { _mm512_xor_si512(a, b) }
+    }
+
+    #[inline(always)]
+    fn lookup(table: &[u8; 16], words: __m512i) -> __m512i {
+        // SAFETY: see above.
+        unsafe {
+            let table = _mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast()));
+            _mm512_shuffle_epi8(table, words)
+        }
     }
 
     #[inline(always)]

@@ -58,6 +58,8 @@ pub(crate) trait Integers: Copy {
     fn and(a: Self::Words, b: Self::Words) -> Self::Words;
     fn or(a: Self::Words, b: Self::Words) -> Self::Words;
     fn xor(a: Self::Words, b: Self::Words) -> Self::Words;
+    /// Replaces every byte, which is below 16, by that entry of a table.
+    fn lookup(table: &[u8; 16], words: Self::Words) -> Self::Words;
     fn shl<const BITS: u32>(words: Self::Words) -> Self::Words;
     fn shr<const BITS: u32>(words: Self::Words) -> Self::Words;
     /// Shifts signed words right.
@@ -88,6 +90,17 @@ pub(crate) trait Integers: Copy {
     fn as_floats(words: Self::Words) -> Self;
     /// Converts the low and the high halves of words from f16.
     fn half_floats(words: Self::Words) -> (Self, Self);
+}
+
+/// Returns the entries of a table for [`Integers::lookup`], with an offset that makes them unsigned.
+pub(crate) const fn lookup_table(values: [i8; 16], offset: u8) -> [u8; 16] {
+    let mut table = [0; 16];
+    let mut at = 0;
+    while at < table.len() {
+        table[at] = offset.wrapping_add_signed(values[at]);
+        at += 1;
+    }
+    table
 }
 
 impl Integers for Portable {
@@ -143,6 +156,11 @@ impl Integers for Portable {
     #[inline(always)]
     fn xor(a: [u32; LANES], b: [u32; LANES]) -> [u32; LANES] {
         std::array::from_fn(|i| a[i] ^ b[i])
+    }
+
+    #[inline(always)]
+    fn lookup(table: &[u8; 16], words: [u32; LANES]) -> [u32; LANES] {
+        words.map(|word| u32::from_le_bytes(word.to_le_bytes().map(|byte| table[usize::from(byte & 15)])))
     }
 
     #[inline(always)]
@@ -256,6 +274,10 @@ mod tests {
                 assert_eq!(L::store_words(L::or(x, y)), Portable::or(a, b), "{name}");
                 assert_eq!(L::store_words(L::xor(x, y)), Portable::xor(a, b), "{name}");
                 assert_eq!(L::store_words(L::shl::<7>(x)), Portable::shl::<7>(a), "{name}");
+                let table = lookup_table(std::array::from_fn(|i| (i * i) as i8 - 100), 100);
+                let nibbles = a.map(|a| a & 0x0F0F_0F0F);
+                let found = L::store_words(L::lookup(&table, L::load_words(&nibbles)));
+                assert_eq!(found, Portable::lookup(&table, nibbles), "{name}");
                 assert_eq!(L::store_words(L::shr::<9>(x)), Portable::shr::<9>(a), "{name}");
                 assert_eq!(L::store_words(L::sar::<12>(x)), Portable::sar::<12>(a), "{name}");
                 assert_eq!(L::word_sums(x, y), Portable::word_sums(a, b), "{name}");

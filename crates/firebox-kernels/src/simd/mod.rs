@@ -27,7 +27,7 @@ pub(crate) use bytes::{RowBytes, VECTOR_BYTES};
 pub(crate) use curves::{normal_cdf, sigmoid};
 pub(crate) use doubles::{DOUBLES, Doubles};
 pub(crate) use functions::{exp, tanh};
-pub(crate) use integers::{COLUMN_BYTES, Integers};
+pub(crate) use integers::{COLUMN_BYTES, Integers, lookup_table};
 pub(crate) use portable::Portable;
 
 /// Lanes of one vector.

@@ -79,6 +79,11 @@ fn products_with_blocks() {
         (BlockFormat::Q4K, 21, 2),
         (BlockFormat::Q5K, 40, 1),
         (BlockFormat::Q6K, 3, 2),
+        (BlockFormat::MXFP4, 19, 3),
+        (BlockFormat::IQ4NL, 5, 2),
+        (BlockFormat::IQ4XS, 34, 1),
+        (BlockFormat::Q3K, 18, 2),
+        (BlockFormat::Q2K, 9, 2),
     ] {
         let inputs = blocks * format.inputs();
         let bytes = random_blocks(format, outputs * blocks);

@@ -112,9 +112,16 @@ pub fn assert_near<const D: usize>(found: Tensor<D>, expected: Tensor<D>, relati
 /// Returns random blocks, with small numbers in place of their f16 scales (at these offsets).
 pub fn random_blocks(format: BlockFormat, count: usize) -> Vec<u8> {
     let scales_at: &[usize] = match format {
-        BlockFormat::Q8_0 | BlockFormat::Q4_0 | BlockFormat::Q5_0 => &[0],
+        BlockFormat::Q8_0
+        | BlockFormat::Q4_0
+        | BlockFormat::Q5_0
+        | BlockFormat::IQ4NL
+        | BlockFormat::IQ4XS => &[0],
         BlockFormat::Q4_1 | BlockFormat::Q5_1 | BlockFormat::Q4K | BlockFormat::Q5K => &[0, 2],
         BlockFormat::Q6K => &[208],
+        BlockFormat::Q3K => &[108],
+        BlockFormat::Q2K => &[80, 82],
+        BlockFormat::MXFP4 => &[],
     };
     let mut state = 0x1234_5678_9ABC_DEFFu64;
     let mut next = move || {
@@ -125,6 +132,10 @@ pub fn random_blocks(format: BlockFormat, count: usize) -> Vec<u8> {
     };
     let mut bytes: Vec<u8> = (0..count * format.bytes()).map(|_| (next() >> 32) as u8).collect();
     for block in bytes.chunks_exact_mut(format.bytes()) {
+        if format == BlockFormat::MXFP4 {
+            // An exponent of -7 to 4.
+            block[0] = 120 + (next() % 12) as u8;
+        }
         for &at in scales_at {
             let scale = half::f16::from_f32((next() % 2000) as f32 / 1000.0 - 1.0);
             block[at..at + 2].copy_from_slice(&scale.to_le_bytes());

@@ -1,8 +1,8 @@
 //! Decoding of block formats to f32. The order of operations is that of the `gguf` Python package, so results are bit-equal.
 //! Products are rounded before they are added: Rust never fuses them.
 
-use half::f16;
-
+use super::block_bits::{bit, half_at, nibble};
+use super::{grid_blocks, low_bits};
 use crate::encoding::BlockType;
 
 /// Appends the weights of whole blocks; an incomplete block at the end is ignored.
@@ -16,6 +16,21 @@ pub(crate) fn dequantize(block: BlockType, data: &[u8], out: &mut Vec<f32>) {
         BlockType::Q4K => each(data, out, q4_k),
         BlockType::Q5K => each(data, out, q5_k),
         BlockType::Q6K => each(data, out, q6_k),
+        BlockType::Q8_1 => each(data, out, q8_1),
+        BlockType::Q2K => each(data, out, low_bits::q2_k),
+        BlockType::Q3K => each(data, out, low_bits::q3_k),
+        BlockType::IQ4NL => each(data, out, low_bits::iq4_nl),
+        BlockType::IQ4XS => each(data, out, low_bits::iq4_xs),
+        BlockType::MXFP4 => each(data, out, low_bits::mxfp4),
+        BlockType::TQ1_0 => each(data, out, low_bits::tq1_0),
+        BlockType::TQ2_0 => each(data, out, low_bits::tq2_0),
+        BlockType::IQ1S => each(data, out, grid_blocks::iq1_s),
+        BlockType::IQ1M => each(data, out, grid_blocks::iq1_m),
+        BlockType::IQ2XXS => each(data, out, grid_blocks::iq2_xxs),
+        BlockType::IQ2XS => each(data, out, grid_blocks::iq2_xs),
+        BlockType::IQ2S => each(data, out, grid_blocks::iq2_s),
+        BlockType::IQ3XXS => each(data, out, grid_blocks::iq3_xxs),
+        BlockType::IQ3S => each(data, out, grid_blocks::iq3_s),
     }
 }
 
@@ -29,23 +44,15 @@ fn each<const BYTES: usize, const LEN: usize>(
     }
 }
 
-fn half_at(block: &[u8], at: usize) -> f32 {
-    f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
-}
-
-/// Extracts a 4-bit value of sixteen bytes: low halves hold the first sixteen weights, high halves the others.
-fn nibble(bytes: &[u8], index: usize) -> u8 {
-    if index < 16 { bytes[index] & 0x0F } else { bytes[index - 16] >> 4 }
-}
-
-/// One bit of a little-endian bit field.
-fn bit(bytes: &[u8], index: usize) -> u8 {
-    (bytes[index / 8] >> (index % 8)) & 1
-}
-
 fn q8_0(block: &[u8; 34]) -> [f32; 32] {
     let d = half_at(block, 0);
     std::array::from_fn(|i| f32::from(block[2 + i] as i8) * d)
+}
+
+/// A format of activations, with the sum of the block after its scale, which decoding does not need.
+fn q8_1(block: &[u8; 36]) -> [f32; 32] {
+    let d = half_at(block, 0);
+    std::array::from_fn(|i| f32::from(block[4 + i] as i8) * d)
 }
 
 fn q4_0(block: &[u8; 18]) -> [f32; 32] {

@@ -16,22 +16,24 @@
 //! Frequency factors stored as tensors become `rope_parameters`: `rope_freqs` as `{"rope_type": "firebox_factors",
 //! "factors": […]}`, by which the frequencies are divided, and `rope_factors_long` and `_short` as `longrope`.
 
+mod block_bits;
 mod config;
 mod dense;
 pub(crate) mod dequant;
 mod family;
+mod grid_blocks;
 mod keys;
+pub(crate) mod low_bits;
 mod metadata;
 mod names;
 mod object;
+pub(crate) mod opening;
 mod reader;
 mod rope;
+mod split_name;
 mod tensor_summary;
 pub(crate) mod vocabulary;
 mod windows;
-
-use std::collections::BTreeMap;
-use std::path::Path;
 
 use self::family::Family;
 use self::keys::Keys;
@@ -41,39 +43,10 @@ pub use self::reader::{Entry, Header};
 use self::tensor_summary::TensorSummary;
 use self::vocabulary::GgufVocabulary;
 use crate::encoding::{Dtype, Encoding};
-use crate::error::{Fault, StoreError};
-use crate::mapping::Mapping;
-use crate::parts::{Parts, SourceKind};
+use crate::error::Fault;
 use crate::segment::SegmentId;
 use crate::tensor_index::{Place, Span, TensorInfo};
 use crate::text::{TextAssets, TokenizerSource};
-
-pub(crate) fn open(path: &Path) -> Result<Parts, StoreError> {
-    let mapping = Mapping::open(path)?;
-    if !mapping.bytes().starts_with(b"GGUF") {
-        let hint = match path.extension().and_then(|extension| extension.to_str()) {
-            Some("safetensors") => {
-                "; give the directory of a safetensors file, which has config.json beside it"
-            }
-            _ => "",
-        };
-        return Err(StoreError::NotAModel {
-            path: path.to_owned(),
-            reason: format!("neither a directory nor a GGUF file{hint}"),
-        });
-    }
-    let model = Model::parse(mapping.bytes()).map_err(|fault| fault.in_file(path))?;
-    Ok(Parts {
-        path: path.to_owned(),
-        source: SourceKind::Gguf,
-        config: model.config,
-        text: model.text,
-        files: vec![mapping],
-        tensors: model.tensors,
-        quantization: None,
-        hashes: BTreeMap::new(),
-    })
-}
 
 /// A translated GGUF file: everything that opening yields except the mapping.
 pub struct Model {
@@ -86,21 +59,28 @@ impl Model {
     /// Parses the header of a whole GGUF file and translates it.
     pub fn parse(file: &[u8]) -> Result<Self, Fault> {
         let Header { metadata, entries, .. } = Header::parse(file)?;
-        if metadata.unsigned("split.count")?.is_some_and(|count| count > 1) {
+        if metadata.uniform("split.count")?.is_some_and(|count| count > 1) {
             return Err(Fault::unsupported(
                 "split.count",
-                "the model is split over several files; merge them with llama-gguf-split --merge",
+                "one part of a split model; open it by its path, with the others beside it",
             ));
         }
+        let entries = entries.into_iter().map(|entry| (0, entry)).collect();
+        Self::translate(&metadata, entries, &[file])
+    }
+
+    /// Translates the tensors of one or several files, each given with the index of its file.
+    fn translate(metadata: &Metadata, entries: Vec<(usize, Entry)>, files: &[&[u8]]) -> Result<Self, Fault> {
         let architecture = metadata
             .text("general.architecture")?
             .ok_or_else(|| Fault::new("general.architecture", "missing"))?;
         let family = Family::of(architecture)?;
-        let layers = Keys { metadata: &metadata, architecture }.layers()?;
+        let layers = Keys { metadata, architecture }.layers()?;
 
         let mut seen = TensorSummary::default();
-        let mut tensors = Vec::with_capacity(entries.len());
-        for entry in entries {
+        let mut tensors: Vec<(TensorInfo, Place)> = Vec::with_capacity(entries.len());
+        for (file, entry) in entries {
+            let before = tensors.len();
             match names::role(family, layers, &entry.name) {
                 Role::Tensor(name) => tensors.push(tensor(family, name, entry, &mut seen)?),
                 Role::Experts { layer, projection } => {
@@ -108,7 +88,7 @@ impl Model {
                     tensors.extend(experts(&entry, layer, projection, count)?);
                 }
                 Role::RopeFactors(which) => {
-                    let factors = Some(rope_factors(file, &entry)?);
+                    let factors = Some(rope_factors(files[file], &entry)?);
                     match which {
                         RopeFactors::All => seen.rope_factors = factors,
                         RopeFactors::Long => seen.long_factors = factors,
@@ -117,12 +97,13 @@ impl Model {
                 }
                 Role::Redundant => {}
             }
+            tensors[before..].iter_mut().for_each(|(_, place)| place.data.file = file);
         }
         if seen.vocab_size == 0 {
             return Err(Fault::new("tensor \"token_embd.weight\"", "missing, or not of two dimensions"));
         }
-        let config = config::config(&metadata, architecture, family, &seen)?;
-        let text = text(&metadata)?;
+        let config = config::config(metadata, architecture, family, &seen)?;
+        let text = text(metadata)?;
         Ok(Self { config, text, tensors })
     }
 

@@ -157,43 +157,21 @@ fn encoding(kind: u32) -> Option<Encoding> {
     Some(match kind {
         0 => Encoding::Plain(Dtype::F32),
         1 => Encoding::Plain(Dtype::F16),
-        2 => Encoding::Block(BlockType::Q4_0),
-        3 => Encoding::Block(BlockType::Q4_1),
-        6 => Encoding::Block(BlockType::Q5_0),
-        7 => Encoding::Block(BlockType::Q5_1),
-        8 => Encoding::Block(BlockType::Q8_0),
-        12 => Encoding::Block(BlockType::Q4K),
-        13 => Encoding::Block(BlockType::Q5K),
-        14 => Encoding::Block(BlockType::Q6K),
         24 => Encoding::Plain(Dtype::I8),
         25 => Encoding::Plain(Dtype::I16),
         26 => Encoding::Plain(Dtype::I32),
         27 => Encoding::Plain(Dtype::I64),
         28 => Encoding::Plain(Dtype::F64),
         30 => Encoding::Plain(Dtype::BF16),
-        _ => return None,
+        _ => return BlockType::from_number(kind).map(Encoding::Block),
     })
 }
 
 /// Names of types that exist but are not supported, so that the error can name the type of the file.
 fn unread_type(kind: u32) -> &'static str {
     match kind {
-        9 => "Q8_1",
-        10 => "Q2_K",
-        11 => "Q3_K",
         15 => "Q8_K",
-        16 => "IQ2_XXS",
-        17 => "IQ2_XS",
-        18 => "IQ3_XXS",
-        19 => "IQ1_S",
-        20 => "IQ4_NL",
-        21 => "IQ3_S",
-        22 => "IQ2_S",
-        23 => "IQ4_XS",
-        29 => "IQ1_M",
-        34 => "TQ1_0",
-        35 => "TQ2_0",
-        39 => "MXFP4",
+        31..=33 | 36..=38 => "of blocks arranged for one processor",
         40 => "NVFP4",
         _ => "unknown",
     }
@@ -386,7 +364,7 @@ impl<'a> Cursor<'a> {
             Fault::unsupported(
                 field("type"),
                 format!(
-                    "{kind} ({}); use a file of F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K or Q6_K",
+                    "{kind} ({}); use a file of F32, F16, BF16, MXFP4, Q2_K to Q6_K, Q4_0 to Q8_0, IQ1 to IQ4 or TQ",
                     unread_type(kind)
                 ),
             )

@@ -1,0 +1,181 @@
+//! Packed safetensors models against the numbers that `fixtures/make_packed.py` computes from the formats' definitions.
+#![allow(clippy::unwrap_used, reason = "a test that fails here should say so")]
+
+mod support;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use firebox_store::safetensors::Header;
+use firebox_store::{Bits, Checkpoint, Encoding, ImportOptions, Quantization, import};
+use serde_json::{Value, json};
+use support::{directory, safetensors};
+use tempfile::tempdir;
+
+fn fixtures() -> Vec<PathBuf> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/packed");
+    let mut found: Vec<PathBuf> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    found.sort();
+    found
+}
+
+/// The name, the shape and the numbers of the only unpacked tensor of a fixture.
+fn expected(fixture: &Path) -> (String, Vec<usize>, Vec<f32>) {
+    let file = fs::read(fixture.join("expected.safetensors")).unwrap();
+    let entry = Header::parse(&file).unwrap().entries.remove(0);
+    let bytes = &file[entry.start..entry.start + entry.len];
+    (entry.name, entry.shape, bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect())
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|value| value.to_bits()).collect()
+}
+
+#[test]
+fn packed_weights_are_imported_bit_for_bit() {
+    let folder = tempdir().unwrap();
+    let fixtures = fixtures();
+    assert_eq!(fixtures.len(), 16);
+    for fixture in fixtures {
+        let kind = fixture.file_name().unwrap().to_str().unwrap();
+        let (name, shape, values) = expected(&fixture);
+        let bundle = folder.path().join(kind);
+        import(&fixture, &bundle, &ImportOptions::default(), &mut |_| {}).unwrap();
+        let bundle = Checkpoint::open(&bundle).unwrap();
+        let names: Vec<&str> = bundle.tensors().map(|info| info.name.as_str()).collect();
+        assert_eq!(names, [name.as_str(), "model.norm.weight"], "{kind}");
+        assert!(
+            bundle.config().get("quantization_config").is_none()
+                && bundle.config().get("quantization").is_none()
+        );
+        let weight = bundle.weight(&name).unwrap();
+        assert_eq!(weight.shape, shape, "{kind}");
+        let found = weight.to_f32().unwrap();
+        let wrong = bits(&found).iter().zip(bits(&values)).position(|(found, expected)| *found != expected);
+        assert_eq!(wrong.map(|at| (at, found[at], values[at])), None, "{kind}");
+    }
+}
+
+#[test]
+fn packed_weights_are_quantized_anew() {
+    let folder = tempdir().unwrap();
+    let quantize = Some(Quantization { bits: Bits::Q8, group: 32 });
+    for fixture in fixtures().into_iter().filter(|path| !path.ends_with("mxfp4")) {
+        let (name, shape, values) = expected(&fixture);
+        let bundle = folder.path().join(fixture.file_name().unwrap());
+        let report = import(&fixture, &bundle, &ImportOptions { quantize }, &mut |_| {}).unwrap();
+        assert_eq!(report.quantized, 1);
+        let weight = Checkpoint::open(&bundle).unwrap().weight(&name).unwrap();
+        assert!(matches!(weight.encoding, Encoding::Grouped(_)));
+        let found = weight.to_f32().unwrap();
+        for (found, expected) in found.chunks(shape[1]).zip(values.chunks(shape[1])) {
+            let largest = expected.iter().fold(0f32, |largest, value| largest.max(value.abs()));
+            for (found, value) in found.iter().zip(expected) {
+                // Half a step, the rounding of the scale to f16, and that of the expected number to bf16: an import
+                // quantizes what is not rounded yet.
+                let close = (found - value).abs() <= largest / 254.0 + largest / 2048.0 + value.abs() / 256.0;
+                assert!(close, "{}: {found} instead of {value}, of {largest}", fixture.display());
+            }
+        }
+    }
+}
+
+#[test]
+fn packed_models_are_listed_and_refused_until_they_are_imported() {
+    for fixture in fixtures() {
+        let error = Checkpoint::open(&fixture).unwrap_err().to_string();
+        for word in ["packed as", "firebox import", "config.json", fixture.to_str().unwrap()] {
+            assert!(error.contains(word), "{error:?} does not mention {word:?}");
+        }
+        let listing = Checkpoint::open_listing(&fixture).unwrap();
+        let (name, shape, values) = expected(&fixture);
+        assert_eq!(listing.info(&name).unwrap().shape, shape);
+        assert!(listing.packed_as(&name).is_some() && listing.packed_as("model.norm.weight").is_none());
+        assert_eq!(bits(&listing.weight(&name).unwrap().to_f32().unwrap()), bits(&values));
+    }
+}
+
+fn refuse(config: Value, words: &[&str]) {
+    let folder = tempdir().unwrap();
+    let file = safetensors(&[("model.norm.weight", "F32", vec![1], vec![0; 4])]);
+    let config = json!({"model_type": "llama", "quantization_config": config}).to_string();
+    let path = directory(
+        &folder.path().join("model"),
+        &[("config.json", config.as_bytes()), ("model.safetensors", &file)],
+    );
+    let error = Checkpoint::open(&path).unwrap_err().to_string();
+    for word in words.iter().chain(&["config.json", "not supported", "original weights or a GGUF file"]) {
+        assert!(error.contains(word), "{error:?} does not mention {word:?}");
+    }
+}
+
+#[test]
+fn unknown_packings_are_refused_by_name() {
+    refuse(json!({"quant_method": "hqq"}), &["hqq", "awq, gptq"]);
+    refuse(json!({"quant_method": "bitsandbytes", "load_in_8bit": true}), &["bitsandbytes of 8 bits"]);
+    refuse(json!({"quant_method": "gptq", "bits": 3, "group_size": 128}), &["bits", "\"3\"", "2, 4, 8"]);
+    refuse(
+        json!({"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemv"}),
+        &["version", "gemv"],
+    );
+    refuse(
+        json!({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}),
+        &["checkpoint_format", "marlin"],
+    );
+    refuse(json!({"quant_method": "fp8", "fmt": "e5m2"}), &["fmt", "e5m2"]);
+    refuse(
+        json!({"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}),
+        &["nvfp4-pack-quantized"],
+    );
+    refuse(json!({"bits": 4, "group_size": 64, "mode": "nvfp4"}), &["mode", "nvfp4"]);
+    refuse(json!({"group_size": 64}), &["quant_method", "missing"]);
+}
+
+/// Removes or shortens one stored tensor after the other.
+#[test]
+fn damaged_parts_are_refused() {
+    let folder = tempdir().unwrap();
+    for (at, fixture) in fixtures().into_iter().enumerate() {
+        let file = fs::read(fixture.join("model.safetensors")).unwrap();
+        let config = fs::read(fixture.join("config.json")).unwrap();
+        let entries = Header::parse(&file).unwrap().entries;
+        for (index, damaged) in
+            entries.iter().enumerate().filter(|(_, entry)| entry.name != "model.norm.weight")
+        {
+            if [".input_scale", "_g_idx", ".g_idx"].iter().any(|end| damaged.name.ends_with(end)) {
+                continue;
+            }
+            let tensors: Vec<_> = entries
+                .iter()
+                .filter(|entry| entry.name != damaged.name)
+                .map(|entry| {
+                    let bytes = file[entry.start..entry.start + entry.len].to_vec();
+                    (entry.name.as_str(), entry.dtype.name(), entry.shape.clone(), bytes)
+                })
+                .collect();
+            let path = directory(
+                &folder.path().join(format!("{at}-{index}")),
+                &[("config.json", &config), ("model.safetensors", &safetensors(&tensors))],
+            );
+            let left = Checkpoint::open_listing(&path);
+            // Symmetric ones have no zero points. Without its first part nothing looks packed.
+            let whole = left.is_ok_and(|left| left.packed_as(&expected(&fixture).0).is_some());
+            assert!(!whole || damaged.name.ends_with("weight_zero_point"), "{}", damaged.name);
+        }
+    }
+}
+
+/// The first inputs of the fuzz target: a configuration, a zero byte, and the weights.
+#[test]
+fn inputs_of_the_fuzz_target_are_unpacked() {
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/packed");
+    let folder = tempdir().unwrap();
+    for entry in fs::read_dir(corpus).unwrap() {
+        let (path, input) = (entry.as_ref().unwrap().path(), fs::read(entry.unwrap().path()).unwrap());
+        let (config, weights) = input.split_at(input.iter().position(|byte| *byte == 0).unwrap());
+        let files: [(&str, &[u8]); 2] = [("config.json", config), ("model.safetensors", &weights[1..])];
+        let model = directory(&folder.path().join(path.file_name().unwrap()), &files);
+        let listing = Checkpoint::open_listing(&model).unwrap();
+        assert!(listing.tensors().all(|info| listing.weight(&info.name).is_ok()), "{}", path.display());
+    }
+}
