@@ -3,10 +3,12 @@
 
 #![allow(clippy::unwrap_used)]
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use firebox::internals::eval::{Prefill, Verification, verify_against};
 use firebox::{Model, available_devices, device};
+use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 
 const MODES: [Prefill; 3] = [Prefill::Whole, Prefill::Chunked, Prefill::Stepwise];
 
@@ -58,7 +60,50 @@ fn check_all(folders: Vec<PathBuf>, at_least: usize) {
 
 #[test]
 fn reference_checkpoints() {
-    check_all(fixtures("reference"), 10);
+    check_all(fixtures("reference"), 26);
+}
+
+/// Stacks the experts of a checkpoint as some publishers store them.
+fn stacked(source: &Path, folder: &Path) {
+    let bytes = std::fs::read(source.join("model.safetensors")).unwrap();
+    let model = SafeTensors::deserialize(&bytes).unwrap();
+    let mut tensors: BTreeMap<String, (Vec<usize>, Vec<u8>)> = BTreeMap::new();
+    let expert = |prefix: &str, expert: usize, projection: &str| {
+        model.tensor(&format!("{prefix}.experts.{expert}.{projection}.weight")).ok()
+    };
+    for (name, view) in model.tensors() {
+        let Some((prefix, _)) = name.split_once(".experts.") else {
+            tensors.insert(name, (view.shape().to_vec(), view.data().to_vec()));
+            continue;
+        };
+        for (stack, projections) in
+            [("gate_up_proj", &["gate_proj", "up_proj"][..]), ("down_proj", &["down_proj"])]
+        {
+            let (mut data, mut shape) = (Vec::new(), vec![0, 0, 0]);
+            while let Some(first) = expert(prefix, shape[0], projections[0]) {
+                for projection in projections {
+                    data.extend_from_slice(expert(prefix, shape[0], projection).unwrap().data());
+                }
+                shape = vec![shape[0] + 1, first.shape()[0] * projections.len(), first.shape()[1]];
+            }
+            tensors.insert(format!("{prefix}.experts.{stack}"), (shape, data));
+        }
+    }
+    let views = tensors
+        .iter()
+        .map(|(name, (shape, data))| (name, TensorView::new(Dtype::F32, shape.clone(), data).unwrap()));
+    std::fs::write(folder.join("model.safetensors"), safetensors::serialize(views, None).unwrap()).unwrap();
+    std::fs::copy(source.join("config.json"), folder.join("config.json")).unwrap();
+}
+
+#[test]
+fn experts_may_be_stored_as_one_tensor() {
+    let mut failures = Vec::new();
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/reference/qwen3_5_moe_text");
+    let folder = tempfile::tempdir().unwrap();
+    stacked(&source, folder.path());
+    check(folder.path(), &source.join("expected.safetensors"), &mut failures);
+    assert!(failures.is_empty(), "{} checks fail:\n{}", failures.len(), failures.join("\n"));
 }
 
 #[test]

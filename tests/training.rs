@@ -9,15 +9,18 @@ use firebox::internals::model::{AdapterPlan, Fed, HeadForm, LogitRows, Seeded, T
 use firebox::internals::store::Checkpoint;
 use firebox::{Model, device};
 
-const FAMILIES: [&str; 21] = [
+const FAMILIES: [&str; 25] = [
     "cohere2",
     "ernie4_5",
     "exaone4",
     "gemma3_text",
     "glm4",
+    "glm4_moe",
     "gpt2",
     "granite",
     "hunyuan_v1_dense",
+    "lfm2",
+    "lfm2_moe",
     "llama",
     "ministral3",
     "mistral",
@@ -26,6 +29,7 @@ const FAMILIES: [&str; 21] = [
     "phi3",
     "qwen2",
     "qwen3",
+    "qwen3_5_moe_text",
     "qwen3_5_text",
     "qwen3_moe",
     "seed_oss",

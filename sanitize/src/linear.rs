@@ -16,6 +16,8 @@ mod gemv;
 mod grouping;
 #[path = "../../crates/firebox-kernels/src/linear/integer_tile.rs"]
 mod integer_tile;
+#[path = "../../crates/firebox-kernels/src/linear/low_bit_blocks.rs"]
+mod low_bit_blocks;
 #[path = "../../crates/firebox-kernels/src/linear/multiplicand.rs"]
 mod multiplicand;
 #[path = "../../crates/firebox-kernels/src/linear/multiply.rs"]
@@ -32,8 +34,6 @@ mod q6k;
 mod row_block;
 #[path = "../../crates/firebox-kernels/src/linear/row_group.rs"]
 mod row_group;
-#[path = "../../crates/firebox-kernels/src/linear/low_bit_blocks.rs"]
-mod low_bit_blocks;
 #[path = "../../crates/firebox-kernels/src/linear/tiles.rs"]
 mod tiles;
 #[path = "../../crates/firebox-kernels/src/linear/uneven.rs"]

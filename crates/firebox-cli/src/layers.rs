@@ -58,9 +58,10 @@ fn describe(block: &BlockConfig) -> Layer {
             format!("plain {}, {}", activation(plain.activation), plain.inner_size)
         }
         FeedForwardConfig::MixtureOfExperts(experts) => format!(
-            "{} of {} experts, gated {}, {}",
+            "{} of {} experts{}, gated {}, {}",
             experts.chosen,
             experts.experts,
+            if experts.shared.is_some() { " and a shared one" } else { "" },
             activation(experts.expert.activation),
             experts.expert.inner_size
         ),
@@ -73,6 +74,15 @@ fn describe(block: &BlockConfig) -> Layer {
             head_dim: attention.head_dim,
             window: attention.window,
             rope: attention.rope,
+            feed_forward,
+        },
+        MixerConfig::ShortConvolution(convolution) => Layer {
+            mixer: format!("convolution of {}", convolution.kernel),
+            heads: 1,
+            kv_heads: 1,
+            head_dim: convolution.hidden_size,
+            window: None,
+            rope: None,
             feed_forward,
         },
         MixerConfig::GatedDeltaNet(net) => Layer {

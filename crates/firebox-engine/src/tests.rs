@@ -42,11 +42,13 @@ impl Clock for SimulatedClock {
     }
 }
 
-const FIXTURES: [&str; 4] = [
+const FIXTURES: [&str; 6] = [
     "reference/llama",
     "variants/mistral-window7-headdim12",
     "reference/qwen3_5_text",
     "reference/qwen3_moe",
+    "reference/qwen3_5_moe_text",
+    "reference/lfm2_moe",
 ];
 
 fn models() -> Vec<Model> {

@@ -137,6 +137,8 @@ pub enum MixerConfig {
     Attention(AttentionConfig),
     /// The gated delta rule.
     GatedDeltaNet(DeltaNetConfig),
+    /// A causal convolution of few taps between two gates.
+    ShortConvolution(ShortConvolutionConfig),
 }
 
 /// Configuration of grouped-query attention.
@@ -203,6 +205,17 @@ pub enum AttentionProjections {
     Separate,
     /// `qkv_proj`, one after the other
     Fused,
+}
+
+/// Configuration of a gated short convolution.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ShortConvolutionConfig {
+    /// Width of the hidden state and of the convolution.
+    pub hidden_size: usize,
+    /// Taps of the convolution.
+    pub kernel: usize,
+    /// Whether the projections and the convolution have biases.
+    pub bias: bool,
 }
 
 /// Configuration of the gated delta rule with its causal convolution.
@@ -281,6 +294,42 @@ pub struct ExpertsConfig {
     pub chosen: usize,
     /// Whether the weights of the chosen experts are scaled to sum to one.
     pub normalised: bool,
+    /// How experts are chosen and weighed.
+    pub routing: RoutingConfig,
+    /// A network that works on every token beside the chosen experts.
+    pub shared: Option<SharedExpertConfig>,
+}
+
+/// How the router's products choose and weigh experts.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct RoutingConfig {
+    /// Whether shares are the sigmoid of each product, not the softmax of all.
+    pub sigmoid: bool,
+    /// Name of a vector that is added to the shares for choosing, but not for weighing.
+    pub correction: Option<String>,
+    /// Number of equal groups of experts.
+    pub groups: usize,
+    /// Number of groups that experts are chosen from.
+    pub chosen_groups: usize,
+    /// Factor of the weights.
+    pub scale: f32,
+}
+
+impl Default for RoutingConfig {
+    fn default() -> Self {
+        Self { sigmoid: false, correction: None, groups: 1, chosen_groups: 1, scale: 1.0 }
+    }
+}
+
+/// Configuration of a network that works on every token beside the chosen experts.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct SharedExpertConfig {
+    /// Prefix of its tensors, such as `shared_expert.`
+    pub prefix: String,
+    /// The network.
+    pub network: GatedConfig,
+    /// Name of a row whose product, after a sigmoid, scales the result.
+    pub gate: Option<String>,
 }
 
 /// Configuration of rotary position embeddings.

@@ -1,16 +1,23 @@
 //! Mixtures of experts.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use burn::module::Module;
 use burn::tensor::{IndexingUpdateOp, Int, Tensor, TensorData, activation};
 
 use crate::ModelError;
-use crate::config::ExpertsConfig;
+use crate::config::{ExpertsConfig, RoutingConfig};
 use crate::expert_cache::ExpertCache;
 use crate::gated::GatedFeedForward;
 use crate::matrix::Matrix;
 use crate::weights::Weights;
+
+/// Number of best scores of a group that add up to its strength.
+const GROUP_SCORES: usize = 2;
+
+/// Score of experts in groups that are not chosen.
+const EXCLUDED_SCORE: f32 = f32::NEG_INFINITY;
 
 /// Several gated networks, a few of which a router chooses for each position.
 #[derive(Module, Debug)]
@@ -23,6 +30,19 @@ pub struct MixtureOfExperts {
     count: usize,
     chosen: usize,
     normalised: bool,
+    shared: Option<SharedExpert>,
+    /// Added to the shares for choosing.
+    #[module(skip)]
+    correction: Option<Vec<f32>>,
+    #[module(skip)]
+    routing: RoutingConfig,
+}
+
+/// A network that works on every position, scaled by a gate if there is one.
+#[derive(Module, Debug)]
+struct SharedExpert {
+    network: GatedFeedForward,
+    gate: Option<Matrix>,
 }
 
 /// The experts of one layer in a cache, which are not part of the module.
@@ -52,13 +72,31 @@ impl MixtureOfExperts {
                 GatedFeedForward::load(&config.expert, &weights.within(&format!("experts.{expert}.")))
             })
             .collect::<Result<_, _>>()?;
+        let hidden_size = config.expert.hidden_size;
+        let shared = match &config.shared {
+            Some(shared) => Some(SharedExpert {
+                network: GatedFeedForward::load(&shared.network, &weights.within(&shared.prefix))?,
+                gate: match &shared.gate {
+                    Some(name) => Some(weights.matrix(name, 1, hidden_size)?),
+                    None => None,
+                },
+            }),
+            None => None,
+        };
+        let correction = match &config.routing.correction {
+            Some(name) => Some(read(weights.plain::<1>(name, [config.experts])?)?),
+            None => None,
+        };
         Ok(Self {
-            router: weights.matrix("gate.weight", config.experts, config.expert.hidden_size)?,
+            router: weights.matrix("gate.weight", config.experts, hidden_size)?,
             experts,
             cached,
             count: config.experts,
             chosen: config.chosen,
             normalised: config.normalised,
+            shared,
+            correction,
+            routing: config.routing.clone(),
         })
     }
 
@@ -66,17 +104,22 @@ impl MixtureOfExperts {
     /// run.
     pub fn forward(&self, x: Tensor<2>) -> Result<Tensor<2>, ModelError> {
         let device = x.device();
-        let shares = activation::softmax(self.router.multiply(x.clone()), 1);
+        let products = self.router.multiply(x.clone());
+        let shares = match self.routing.sigmoid {
+            true => activation::sigmoid(products),
+            false => activation::softmax(products, 1),
+        };
         let recorded = device.is_autodiff().then(|| shares.clone());
-        let shares = shares
-            .try_into_vec_as::<f32>()
-            .map_err(|error| ModelError::Device { reason: error.to_string() })?;
+        let shares = read(shares)?;
         let assignments = self.assign(&shares);
         let recorded = recorded.map(|shares| self.recorded_weights(shares, &assignments));
         let chosen: Vec<usize> =
             (0..self.count).filter(|expert| !assignments[*expert].rows.is_empty()).collect();
         // Moved out while rows are added, so that they are added in place.
-        let mut sum = Some(x.zeros_like());
+        let mut sum = Some(match &self.shared {
+            Some(shared) => shared.forward(x.clone()),
+            None => x.zeros_like(),
+        });
         self.each(&chosen, |expert, network| {
             let Assignment { rows, weights } = &assignments[expert];
             let count = rows.len();
@@ -100,7 +143,8 @@ impl MixtureOfExperts {
         }
         let mask = Tensor::<2>::from_data(TensorData::new(mask, [rows, experts]), &shares.device());
         let chosen = shares.mul(mask);
-        if self.normalised { chosen.clone().div(chosen.sum_dim(1)) } else { chosen }
+        let weights = if self.normalised { chosen.clone().div(chosen.sum_dim(1)) } else { chosen };
+        weights.mul_scalar(self.routing.scale)
     }
 
     fn each(
@@ -122,16 +166,61 @@ impl MixtureOfExperts {
     fn assign(&self, shares: &[f32]) -> Vec<Assignment> {
         let mut assignments = vec![Assignment::default(); self.count];
         for (row, shares) in shares.chunks_exact(self.count).enumerate() {
+            let scores = self.scores(shares);
             let mut order: Vec<usize> = (0..shares.len()).collect();
-            order.sort_by(|&a, &b| shares[b].total_cmp(&shares[a]));
+            order.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]));
             let chosen = &order[..self.chosen];
             let total: f32 =
                 if self.normalised { chosen.iter().map(|&expert| shares[expert]).sum() } else { 1.0 };
             for &expert in chosen {
                 assignments[expert].rows.push(row as i32);
-                assignments[expert].weights.push(shares[expert] / total);
+                assignments[expert].weights.push(shares[expert] / total * self.routing.scale);
             }
         }
         assignments
     }
+
+    /// Returns what experts are chosen by: their shares, corrected, and without those of groups that are not chosen.
+    fn scores<'s>(&self, shares: &'s [f32]) -> Cow<'s, [f32]> {
+        let RoutingConfig { groups, chosen_groups, .. } = self.routing;
+        if self.correction.is_none() && chosen_groups >= groups {
+            return shares.into();
+        }
+        let mut scores = shares.to_vec();
+        for (score, correction) in scores.iter_mut().zip(self.correction.iter().flatten()) {
+            *score += correction;
+        }
+        if chosen_groups < groups {
+            let width = scores.len() / groups;
+            let strength = |group: &[f32]| {
+                let mut sorted = group.to_vec();
+                sorted.sort_by(|a, b| b.total_cmp(a));
+                sorted.iter().take(GROUP_SCORES).sum::<f32>()
+            };
+            let strengths: Vec<f32> = scores.chunks_exact(width).map(strength).collect();
+            let mut order: Vec<usize> = (0..groups).collect();
+            order.sort_by(|&a, &b| strengths[b].total_cmp(&strengths[a]));
+            for &group in &order[chosen_groups..] {
+                scores[group * width..][..width].fill(EXCLUDED_SCORE);
+            }
+        }
+        scores.into()
+    }
+}
+
+impl SharedExpert {
+    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+        match &self.gate {
+            Some(gate) => {
+                let scale = activation::sigmoid(gate.multiply(x.clone()));
+                self.network.forward(x).mul(scale)
+            }
+            None => self.network.forward(x),
+        }
+    }
+}
+
+/// Reads numbers back from the device.
+fn read<const D: usize>(tensor: Tensor<D>) -> Result<Vec<f32>, ModelError> {
+    tensor.try_into_vec_as::<f32>().map_err(|error| ModelError::Device { reason: error.to_string() })
 }

@@ -1,4 +1,4 @@
-//! Mixers: attention, the gated delta rule, and custom ones.
+//! Mixers: attention, the gated delta rule, short convolutions, and custom ones.
 
 use std::fmt::Debug;
 use std::ops::Range;
@@ -13,6 +13,7 @@ use crate::config::MixerConfig;
 use crate::delta_net::GatedDeltaNet;
 use crate::error::{ComponentError, ModelError, of_width};
 use crate::rows::Rows;
+use crate::short_convolution::ShortConvolution;
 use crate::weights::Weights;
 
 /// The part of a block that moves information between positions.
@@ -22,6 +23,8 @@ pub enum Mixer {
     Attention(Attention),
     /// The gated delta rule.
     GatedDeltaNet(GatedDeltaNet),
+    /// A gated short convolution.
+    ShortConvolution(ShortConvolution),
     /// A custom mixer.
     Own(HeldMixer),
 }
@@ -133,6 +136,9 @@ impl Mixer {
         Ok(match config {
             MixerConfig::Attention(attention) => Self::Attention(Attention::load(attention, weights)?),
             MixerConfig::GatedDeltaNet(delta) => Self::GatedDeltaNet(GatedDeltaNet::load(delta, weights)?),
+            MixerConfig::ShortConvolution(convolution) => {
+                Self::ShortConvolution(ShortConvolution::load(convolution, weights)?)
+            }
         })
     }
 
@@ -155,12 +161,9 @@ impl Mixer {
                 });
                 Ok(attention.forward(x, rows, caches))
             }
-            Self::GatedDeltaNet(delta) => {
-                let states = caches.filter_map(|layer| match layer {
-                    LayerCache::Recurrent(state) => Some(state),
-                    LayerCache::Attention(_) => None,
-                });
-                Ok(delta.forward(x, rows, states))
+            Self::GatedDeltaNet(delta) => Ok(delta.forward(x, rows, caches.filter_map(recurrent))),
+            Self::ShortConvolution(convolution) => {
+                Ok(convolution.forward(x, rows, caches.filter_map(recurrent)))
             }
             Self::Own(HeldMixer { held }) => {
                 let sequences = Sequences { rows, caches: caches.collect() };
@@ -174,7 +177,7 @@ impl Mixer {
     pub fn forward(&self, x: Tensor<2>, sequences: Sequences<'_>) -> Result<Tensor<2>, ModelError> {
         let fits = |cache: &LayerCache<'_>| match self {
             Self::Attention(_) => matches!(cache, LayerCache::Attention(_)),
-            Self::GatedDeltaNet(_) => matches!(cache, LayerCache::Recurrent(_)),
+            Self::GatedDeltaNet(_) | Self::ShortConvolution(_) => matches!(cache, LayerCache::Recurrent(_)),
             // A custom mixer checks by itself.
             Self::Own(_) => true,
         };
@@ -201,6 +204,18 @@ impl MixerConfig {
                 memory: Some([delta.value_heads, delta.key_dim, delta.value_dim]),
                 convolution: Some([delta.kernel.saturating_sub(1), delta.channels()]),
             },
+            Self::ShortConvolution(convolution) => MixerMemory::State {
+                memory: None,
+                convolution: Some([convolution.kernel.saturating_sub(1), convolution.hidden_size]),
+            },
         }
+    }
+}
+
+/// Returns the state of a recurrent layer.
+fn recurrent(layer: LayerCache<'_>) -> Option<&mut RecurrentState> {
+    match layer {
+        LayerCache::Recurrent(state) => Some(state),
+        LayerCache::Attention(_) => None,
     }
 }

@@ -67,13 +67,18 @@ fn activation_bytes_per_row(config: &DecoderConfig) -> u64 {
         let mixer = match &block.mixer {
             MixerConfig::Attention(attention) => attention_numbers(attention),
             MixerConfig::GatedDeltaNet(net) => delta_net_numbers(net),
+            // What the projection yields, both products and the sums.
+            MixerConfig::ShortConvolution(convolution) => 6 * convolution.hidden_size,
         };
         let feed_forward = match &block.feed_forward {
             // Gate, up, and their product.
             FeedForwardConfig::Gated(gated) => 3 * gated.inner_size,
             // Before and after the activation.
             FeedForwardConfig::Plain(plain) => 2 * plain.inner_size,
-            FeedForwardConfig::MixtureOfExperts(experts) => 3 * experts.expert.inner_size * experts.chosen,
+            FeedForwardConfig::MixtureOfExperts(experts) => {
+                let shared = experts.shared.as_ref().map_or(0, |shared| shared.network.inner_size);
+                3 * (experts.expert.inner_size * experts.chosen + shared)
+            }
         };
         mixer.max(feed_forward)
     });

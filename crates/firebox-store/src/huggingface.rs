@@ -5,6 +5,7 @@ use std::path::Path;
 
 use serde::de::{IgnoredAny, MapAccess};
 
+use crate::canonical::canonical;
 use crate::encoding::Encoding;
 use crate::error::{Fault, StoreError};
 use crate::excerpt::Excerpt;
@@ -47,6 +48,7 @@ pub(crate) fn open(path: &Path) -> Result<Parts, StoreError> {
     old_names::renew(&config, &mut tensors);
     let packed = packed::find(&config, &files, &mut tensors)
         .map_err(|fault| fault.in_file(&folder.path().join("config.json")))?;
+    let tensors = canonical(&config, tensors).map_err(|fault| fault.in_file(path))?;
     Ok(Parts {
         path: path.to_owned(),
         source: SourceKind::HuggingFace,

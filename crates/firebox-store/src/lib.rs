@@ -72,6 +72,7 @@
 mod block_type;
 mod buffer;
 mod bundle;
+mod canonical;
 mod checkpoint;
 mod disk;
 mod encoding;

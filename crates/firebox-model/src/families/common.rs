@@ -21,6 +21,8 @@ pub(super) struct Defaults {
     /// `None` if the configuration must give it, or if it follows from other fields.
     pub head_dim: Option<usize>,
     pub kv_heads: Option<usize>,
+    /// Inner width of families whose configuration need not give one.
+    pub inner_size: Option<usize>,
     pub activation: Activation,
     /// Rotated fraction of a head. `None` in families that rotate all of it unless frequencies are scaled,
     /// whatever the configuration says.
@@ -42,6 +44,7 @@ impl Defaults {
     pub const USUAL: Self = Self {
         head_dim: None,
         kv_heads: None,
+        inner_size: None,
         activation: Activation::Silu,
         rotary_fraction: None,
         tied_embeddings: false,
@@ -104,11 +107,12 @@ impl<'a> Common<'a> {
                 ));
             }
         };
-        let inner_size = match (fields.count("intermediate_size")?, defaults.inner_factor) {
-            (Some(inner_size), _) => inner_size,
-            (None, Some(factor)) => factor * hidden_size,
-            (None, None) => return Err(fields.error("intermediate_size", "is missing")),
-        };
+        let inner_size =
+            match (fields.count_or("intermediate_size", defaults.inner_size)?, defaults.inner_factor) {
+                (Some(inner_size), _) => inner_size,
+                (None, Some(factor)) => factor * hidden_size,
+                (None, None) => return Err(fields.error("intermediate_size", "is missing")),
+            };
         let layers = fields.required_count("num_hidden_layers")?;
         if layers > MAX_LAYERS {
             return Err(fields.error("num_hidden_layers", format!("is {layers}, more than {MAX_LAYERS}")));

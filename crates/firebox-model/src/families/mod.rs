@@ -8,12 +8,15 @@ mod ernie4_5;
 mod exaone4;
 mod gemma3_text;
 mod glm4;
+mod glm4_moe;
 mod gpt2;
 mod granite;
 mod hunyuan_v1_dense;
+mod lfm2;
 mod llama;
 mod ministral3;
 mod mistral;
+mod mixture;
 mod olmo2;
 mod phi3;
 mod qwen2;
@@ -34,15 +37,18 @@ use crate::fields::Fields;
 
 type ReadConfig = fn(&Fields<'_>) -> Result<DecoderConfig, ModelError>;
 
-const DECODERS: [(&str, ReadConfig); 23] = [
+const DECODERS: [(&str, ReadConfig); 28] = [
     ("cohere2", |fields| cohere2::COHERE2.read(fields)),
     ("ernie4_5", |fields| ernie4_5::ERNIE4_5.read(fields)),
     ("exaone4", |fields| exaone4::EXAONE4.read(fields)),
     ("gemma3_text", gemma3_text::config),
     ("glm4", |fields| glm4::GLM4.read(fields)),
+    ("glm4_moe", glm4_moe::config),
     ("gpt2", |fields| gpt2::GPT2.read(fields)),
     ("granite", |fields| granite::GRANITE.read(fields)),
     ("hunyuan_v1_dense", |fields| hunyuan_v1_dense::HUNYUAN_V1_DENSE.read(fields)),
+    ("lfm2", lfm2::config),
+    ("lfm2_moe", lfm2::mixture_config),
     ("llama", llama::config),
     ("ministral3", |fields| ministral3::MINISTRAL3.read(fields)),
     ("mistral", mistral::config),
@@ -53,6 +59,8 @@ const DECODERS: [(&str, ReadConfig); 23] = [
     ("qwen2", qwen2::config),
     ("qwen3", qwen3::config),
     ("qwen3_5", qwen3_5::wrapper_config),
+    ("qwen3_5_moe", qwen3_5::mixture_wrapper_config),
+    ("qwen3_5_moe_text", qwen3_5::mixture_config),
     ("qwen3_5_text", qwen3_5::config),
     ("qwen3_moe", qwen3_moe::config),
     ("seed_oss", |fields| seed_oss::SEED_OSS.read(fields)),

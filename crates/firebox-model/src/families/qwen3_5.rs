@@ -1,20 +1,36 @@
-//! `qwen3_5` and `qwen3_5_text`: layers of the gated delta rule with gated attention between them. Only the
+//! `qwen3_5`, `qwen3_5_text`, `qwen3_5_moe` and `qwen3_5_moe_text`: layers of the gated delta rule with gated
+//! attention between them, and mixtures with a shared expert in the latter two. Only the
 //! language model of the multimodal wrapper runs.
 
 use super::common::{Common, Defaults, LayerKind};
+use super::mixture::{Mixture, gated_shared_expert};
 use crate::ModelError;
 use crate::config::{
-    AttentionConfig, BlockConfig, DecoderConfig, DeltaNetConfig, FeedForwardConfig, MixerConfig, TensorNames,
+    AttentionConfig, BlockConfig, DecoderConfig, DeltaNetConfig, ExpertsConfig, FeedForwardConfig,
+    MixerConfig, RoutingConfig, TensorNames,
 };
 use crate::fields::Fields;
 
-/// Reads the wrapper: its text configuration is under `text_config`, and its tensor names have one more
-/// prefix.
+/// Reads the wrapper of `qwen3_5`.
 pub(super) fn wrapper_config(fields: &Fields<'_>) -> Result<DecoderConfig, ModelError> {
+    wrapped(fields, "qwen3_5", config)
+}
+
+/// Reads the wrapper of `qwen3_5_moe`.
+pub(super) fn mixture_wrapper_config(fields: &Fields<'_>) -> Result<DecoderConfig, ModelError> {
+    wrapped(fields, "qwen3_5_moe", mixture_config)
+}
+
+/// Reads a wrapper: its text configuration is under `text_config`, and its tensor names have one more prefix.
+fn wrapped(
+    fields: &Fields<'_>,
+    family: &'static str,
+    read: impl FnOnce(&Fields<'_>) -> Result<DecoderConfig, ModelError>,
+) -> Result<DecoderConfig, ModelError> {
     let text = fields.object("text_config")?.ok_or_else(|| fields.error("text_config", "is missing"))?;
-    let model = config(&text)?;
+    let model = read(&text)?;
     Ok(DecoderConfig {
-        family: "qwen3_5",
+        family,
         tied_embeddings: fields.flag("tie_word_embeddings")?.unwrap_or(model.tied_embeddings),
         names: TensorNames {
             prefix: "model.language_model.".into(),
@@ -25,15 +41,41 @@ pub(super) fn wrapper_config(fields: &Fields<'_>) -> Result<DecoderConfig, Model
     })
 }
 
+const DEFAULTS: Defaults = Defaults {
+    head_dim: Some(256),
+    kv_heads: Some(4),
+    rotary_fraction: Some(0.25),
+    norm_weight_offset: 1.0,
+    ..Defaults::USUAL
+};
+
 pub(super) fn config(fields: &Fields<'_>) -> Result<DecoderConfig, ModelError> {
-    let defaults = Defaults {
-        head_dim: Some(256),
-        kv_heads: Some(4),
-        rotary_fraction: Some(0.25),
-        norm_weight_offset: 1.0,
-        ..Defaults::default()
+    let common = Common::read(fields, "qwen3_5_text", DEFAULTS)?;
+    hybrid(&common, FeedForwardConfig::Gated(common.gated()))
+}
+
+/// Reads `qwen3_5_moe_text`, every layer of which has a mixture with a shared expert.
+pub(super) fn mixture_config(fields: &Fields<'_>) -> Result<DecoderConfig, ModelError> {
+    let inner_size = fields.count("moe_intermediate_size")?.unwrap_or(512);
+    let defaults = Defaults { kv_heads: Some(2), inner_size: Some(inner_size), ..DEFAULTS };
+    let common = Common::read(fields, "qwen3_5_moe_text", defaults)?;
+    let mixture = Mixture {
+        experts: fields.count("num_experts")?.unwrap_or(256),
+        chosen: fields.count("num_experts_per_tok")?.unwrap_or(8),
+        inner_size,
+        normalised: true,
     };
-    let common = Common::read(fields, "qwen3_5_text", defaults)?;
+    let shared = fields.count("shared_expert_intermediate_size")?.unwrap_or(512);
+    let mixture = ExpertsConfig {
+        shared: Some(gated_shared_expert(&common, shared)),
+        ..mixture.config(&common, RoutingConfig::default())?
+    };
+    hybrid(&common, FeedForwardConfig::MixtureOfExperts(mixture))
+}
+
+/// Returns a model of delta rule and gated attention layers that all have one kind of feed-forward network.
+fn hybrid(common: &Common<'_>, feed_forward: FeedForwardConfig) -> Result<DecoderConfig, ModelError> {
+    let fields = &common.fields;
     let interval = fields.count("full_attention_interval")?.unwrap_or(4);
     let kinds = common.layer_kinds(|layer| {
         if (layer + 1) % interval == 0 { LayerKind::Full } else { LayerKind::Recurrent }
@@ -43,14 +85,17 @@ pub(super) fn config(fields: &Fields<'_>) -> Result<DecoderConfig, ModelError> {
         gated: true,
         ..common.attention_with_configured_bias()?
     };
-    let full = common.block(attention, FeedForwardConfig::Gated(common.gated()));
-    let recurrent = BlockConfig { mixer: MixerConfig::GatedDeltaNet(delta_net(&common)?), ..full.clone() };
+    let full = common.block(attention, feed_forward);
+    let recurrent = BlockConfig { mixer: MixerConfig::GatedDeltaNet(delta_net(common)?), ..full.clone() };
     let blocks = kinds
         .into_iter()
         .map(|kind| match kind {
             LayerKind::Full => Ok(full.clone()),
             LayerKind::Recurrent => Ok(recurrent.clone()),
-            LayerKind::Sliding => Err(fields.error("layer_types", "qwen3_5 has no sliding_attention layers")),
+            LayerKind::Sliding => {
+                let reason = format!("{} has no sliding_attention layers", common.family);
+                Err(fields.error("layer_types", reason))
+            }
         })
         .collect::<Result<_, _>>()?;
     let model = common.model(vec![common.rope()?], blocks);

@@ -11,12 +11,13 @@ use crate::{Finish, Generation, GenerationConfig, KvType, Model, SamplerConfig, 
 
 mod trees;
 
-const FIXTURES: [&str; 5] = [
+const FIXTURES: [&str; 6] = [
     "reference/llama",
     "reference/qwen3",
     "reference/gemma3_text",
     "variants/mistral-window7-headdim12",
     "reference/qwen3_5_text",
+    "reference/lfm2",
 ];
 
 fn fixture(name: &str) -> PathBuf {
