@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
+use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -48,13 +49,12 @@ struct Times {
 }
 
 impl Times {
-    /// Asks one short question after the other for a while. Each has to be answered.
-    fn measure(server: &Serving, lasting: Duration) -> Self {
+    /// Asks one short question after the other for a while, each another one than before. Each has to be answered.
+    fn measure(server: &Serving, lasting: Duration, seed: &mut usize) -> Self {
         let (mut times, began) = (Self::default(), Instant::now());
-        let mut seed = 0;
         while began.elapsed() < lasting {
-            seed += 1;
-            let prompt: Vec<usize> = (0..ANSWER.0).map(|at| 5 + (at * 131 + seed * 17) % 1000).collect();
+            *seed += 1;
+            let prompt: Vec<usize> = (0..ANSWER.0).map(|at| 5 + (at * 131 + *seed * 17) % 1000).collect();
             let body = json!({
                 "model": "model", "prompt": prompt, "max_tokens": ANSWER.1, "temperature": 0, "ignore_eos": true,
                 "stream": true,
@@ -188,7 +188,8 @@ fn the_worst_of_one_key_is_little_to_another() {
     }
     let server = Serving::start(folder.path(), &options);
     // Weights are read and buffers grow.
-    Times::measure(&server, Duration::from_secs(5));
+    let mut seed = 0;
+    Times::measure(&server, Duration::from_secs(5), &mut seed);
 
     let ends = AtomicBool::new(false);
     let beside_polite = thread::scope(|scope| {
@@ -199,7 +200,7 @@ fn the_worst_of_one_key_is_little_to_another() {
                 stream.read_to_end(&mut Vec::new()).unwrap();
             }
         });
-        let times = Times::measure(&server, Duration::from_secs(seconds / 2));
+        let times = Times::measure(&server, Duration::from_secs(seconds / 2), &mut seed);
         ends.store(true, Ordering::Relaxed);
         times.figures()
     });
@@ -212,7 +213,9 @@ fn the_worst_of_one_key_is_little_to_another() {
         }
         scope.spawn(|| occupy(&server, &ends));
         // A failure would otherwise leave the attack running.
-        let times = std::panic::catch_unwind(|| Times::measure(&server, Duration::from_secs(seconds)));
+        let times = std::panic::catch_unwind(AssertUnwindSafe(|| {
+            Times::measure(&server, Duration::from_secs(seconds), &mut seed)
+        }));
         ends.store(true, Ordering::Relaxed);
         times
     });
