@@ -4,7 +4,11 @@
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
+use std::num::NonZero;
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 
 use firebox::internals::eval::{Prefill, Verification, verify_against};
 use firebox::{Model, available_devices, device};
@@ -51,10 +55,20 @@ fn check(path: &Path, expected: &Path, failures: &mut Vec<String>) {
 
 fn check_all(folders: Vec<PathBuf>, at_least: usize) {
     assert!(folders.len() >= at_least, "only {} fixtures found", folders.len());
-    let mut failures = Vec::new();
-    for folder in folders {
-        check(&folder, &folder.join("expected.safetensors"), &mut failures);
-    }
+    let (next, failures) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    // Software Vulkan hardly takes more than a core for one model.
+    thread::scope(|scope| {
+        for _ in 0..thread::available_parallelism().map_or(1, NonZero::get) {
+            scope.spawn(|| {
+                while let Some(folder) = folders.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let mut found = Vec::new();
+                    check(folder, &folder.join("expected.safetensors"), &mut found);
+                    failures.lock().unwrap().extend(found);
+                }
+            });
+        }
+    });
+    let failures = failures.into_inner().unwrap();
     assert!(failures.is_empty(), "{} checks fail:\n{}", failures.len(), failures.join("\n"));
 }
 
