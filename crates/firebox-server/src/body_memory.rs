@@ -19,25 +19,9 @@ const UNCHARGED: usize = 64 << 10;
 pub(crate) struct BodyMemory {
     most: usize,
     most_of_key: usize,
-    taken: Mutex<Taken>,
-}
-
-/// What bodies take now.
-#[derive(Debug, Default)]
-struct Taken {
     /// Bytes that the bodies of each key take.
-    by_key: HashMap<String, usize>,
-    /// The charge to the memory budget for all bodies together, if there is one.
-    charge: Option<Charge>,
-}
-
-impl Taken {
-    /// Changes the charge for a body of `before` bytes that has `after`.
-    fn charge(&mut self, before: usize, after: usize) -> Result<(), MemoryError> {
-        let Some(charge) = &mut self.charge else { return Ok(()) };
-        let [before, after] = [before, after].map(|bytes| bytes.saturating_sub(UNCHARGED) as u64);
-        charge.resize(charge.bytes() + after - before)
-    }
+    taken: Mutex<HashMap<String, usize>>,
+    budget: Option<Budget>,
 }
 
 /// The share of one body. It is returned when this is dropped.
@@ -46,6 +30,8 @@ pub(crate) struct BodyCharge {
     memory: Arc<BodyMemory>,
     scope: String,
     bytes: usize,
+    /// What of it the memory budget knows of.
+    charge: Option<Charge>,
 }
 
 impl BodyMemory {
@@ -53,56 +39,70 @@ impl BodyMemory {
     /// charged to the budget.
     pub fn new(most: usize, max_body: usize, budget: Option<&Budget>) -> Arc<Self> {
         let one = max_body.saturating_mul(MEMORY_PER_BODY_BYTE + 2);
-        let charge = budget.and_then(|budget| budget.charge(Account::Scratch, 0).ok());
-        let taken = Mutex::new(Taken { charge, ..Taken::default() });
-        Arc::new(Self { most: most.max(one), most_of_key: one.max(most / 2), taken })
+        let (most, most_of_key) = (most.max(one), one.max(most / 2));
+        Arc::new(Self { most, most_of_key, taken: Mutex::default(), budget: budget.cloned() })
     }
 
     /// Begins a body of a key, which takes nothing yet.
     pub fn begin(self: &Arc<Self>, scope: &str) -> BodyCharge {
-        BodyCharge { memory: self.clone(), scope: scope.to_owned(), bytes: 0 }
+        BodyCharge { memory: self.clone(), scope: scope.to_owned(), bytes: 0, charge: None }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Taken> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, usize>> {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the bytes that all bodies take.
     #[cfg(test)]
     fn held(&self) -> usize {
-        self.lock().by_key.values().sum()
+        self.lock().values().sum()
     }
 }
 
 impl BodyCharge {
     /// Takes more bytes, or refuses the request.
     pub fn grow(&mut self, bytes: usize) -> Result<(), ApiError> {
-        let BodyMemory { most, most_of_key, .. } = *self.memory;
-        let mut taken = self.memory.lock();
-        let all: usize = taken.by_key.values().sum();
-        let mine = taken.by_key.get(&self.scope).copied().unwrap_or_default();
+        let memory = self.memory.clone();
+        let BodyMemory { most, most_of_key, .. } = *memory;
+        let mut taken = memory.lock();
+        let all: usize = taken.values().sum();
+        let mine = taken.get(&self.scope).copied().unwrap_or_default();
         if bytes > most.saturating_sub(all) || bytes > most_of_key.saturating_sub(mine) {
             return Err(ApiError::bodies_full(most));
         }
-        if taken.charge(self.bytes, self.bytes + bytes).is_err() {
+        // A key may always have one: memory that is full of what can be evicted refuses no single request.
+        if self.charge(self.bytes + bytes).is_err() && mine > self.bytes {
             return Err(ApiError::too_many("memory is short; ask again later, or send less at once"));
         }
-        *taken.by_key.entry(self.scope.clone()).or_default() += bytes;
+        *taken.entry(self.scope.clone()).or_default() += bytes;
         self.bytes += bytes;
         Ok(())
+    }
+
+    /// Charges a body of so many bytes, or leaves the charge as it is.
+    fn charge(&mut self, bytes: usize) -> Result<(), MemoryError> {
+        let bytes = bytes.saturating_sub(UNCHARGED) as u64;
+        match (&mut self.charge, &self.memory.budget) {
+            (Some(charge), _) => charge.resize(bytes),
+            (None, Some(budget)) if bytes > 0 => {
+                self.charge = Some(budget.charge(Account::Scratch, bytes)?);
+                Ok(())
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Returns bytes.
     pub fn shrink(&mut self, bytes: usize) {
         let bytes = bytes.min(self.bytes);
-        let mut taken = self.memory.lock();
-        // A charge that shrinks is not refused.
-        let _ = taken.charge(self.bytes, self.bytes - bytes);
         self.bytes -= bytes;
-        if let Some(mine) = taken.by_key.get_mut(&self.scope) {
+        // A charge that shrinks is not refused.
+        let _ = self.charge(self.bytes);
+        let mut taken = self.memory.lock();
+        if let Some(mine) = taken.get_mut(&self.scope) {
             *mine -= bytes;
             if *mine == 0 {
-                taken.by_key.remove(&self.scope);
+                taken.remove(&self.scope);
             }
         }
     }
@@ -169,11 +169,14 @@ mod tests {
         let mut long = memory.begin("a");
         long.grow((1 << 20) + UNCHARGED).unwrap();
         assert_eq!(budget.left(), 0);
-        assert_eq!(long.grow(1).unwrap_err().status, StatusCode::TOO_MANY_REQUESTS);
-        memory.begin("a").grow(UNCHARGED).unwrap();
-        long.shrink(UNCHARGED);
-        assert_eq!(budget.left(), UNCHARGED as u64);
+        let mut second = memory.begin("a");
+        second.grow(UNCHARGED).unwrap();
+        assert_eq!(second.grow(1).unwrap_err().status, StatusCode::TOO_MANY_REQUESTS);
+        drop(second);
+        long.grow(1).unwrap();
         memory.begin("b").grow(2 * UNCHARGED).unwrap();
+        long.shrink(UNCHARGED + 1);
+        assert_eq!(budget.left(), UNCHARGED as u64);
         drop(long);
         assert_eq!(budget.left(), 1 << 20);
     }

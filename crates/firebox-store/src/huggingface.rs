@@ -5,7 +5,6 @@ use std::path::Path;
 
 use serde::de::{IgnoredAny, MapAccess};
 
-use crate::canonical::canonical;
 use crate::encoding::Encoding;
 use crate::error::{Fault, StoreError};
 use crate::excerpt::Excerpt;
@@ -13,13 +12,12 @@ use crate::folder::{Folder, MAX_INDEX, MAX_JSON};
 use crate::json::{Ignored, Json, Object};
 use crate::manifest::PADDING;
 use crate::mapping::Mapping;
-use crate::old_names;
-use crate::packed;
 use crate::parts::{Parts, SourceKind};
 use crate::safetensors::Header;
 use crate::segment::SegmentId;
 use crate::tensor_index::{Place, Span, TensorInfo};
 use crate::text::TextAssets;
+use crate::{expert_stacks, own_names, packed};
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
@@ -45,10 +43,10 @@ pub(crate) fn open(path: &Path) -> Result<Parts, StoreError> {
         path: path.to_owned(),
         reason: "config.json is missing; download it beside the weights".into(),
     })?;
-    old_names::renew(&config, &mut tensors);
+    own_names::rename(&config, &mut tensors);
     let packed = packed::find(&config, &files, &mut tensors)
         .map_err(|fault| fault.in_file(&folder.path().join("config.json")))?;
-    let tensors = canonical(&config, tensors).map_err(|fault| fault.in_file(path))?;
+    let tensors = expert_stacks::divide(&config, tensors).map_err(|fault| fault.in_file(path))?;
     Ok(Parts {
         path: path.to_owned(),
         source: SourceKind::HuggingFace,

@@ -165,6 +165,46 @@ fn damaged_parts_are_refused() {
     }
 }
 
+/// The stored tensors of a fixture under other names.
+fn renamed(fixture: &str, folder: &Path, model_type: &str, own: impl Fn(&str) -> String) -> PathBuf {
+    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/packed").join(fixture);
+    let file = fs::read(fixture.join("model.safetensors")).unwrap();
+    let mut config: Value = serde_json::from_slice(&fs::read(fixture.join("config.json")).unwrap()).unwrap();
+    config["model_type"] = model_type.into();
+    let entries = Header::parse(&file).unwrap().entries;
+    let names: Vec<String> = entries.iter().map(|entry| own(&entry.name)).collect();
+    let tensors: Vec<_> = entries
+        .iter()
+        .zip(&names)
+        .map(|(entry, name)| {
+            let bytes = file[entry.start..entry.start + entry.len].to_vec();
+            (name.as_str(), entry.dtype.name(), entry.shape.clone(), bytes)
+        })
+        .collect();
+    let config = config.to_string();
+    directory(folder, &[("config.json", config.as_bytes()), ("model.safetensors", &safetensors(&tensors))])
+}
+
+#[test]
+fn packed_weights_of_a_family_with_own_names_are_unpacked() {
+    let folder = tempdir().unwrap();
+    let own = |name: &str| name.replace("mlp.up_proj", "feed_forward.w3");
+    let model = renamed("mlx-4", &folder.path().join("model"), "lfm2", own);
+    let listing = Checkpoint::open_listing(&model).unwrap();
+    let (name, _, values) = expected(&fixtures().into_iter().find(|path| path.ends_with("mlx-4")).unwrap());
+    assert_eq!(bits(&listing.weight(&name).unwrap().to_f32().unwrap()), bits(&values));
+}
+
+/// Without its scales a stack of experts in FP8 would be read as numbers.
+#[test]
+fn fp8_that_no_scale_belongs_to_is_refused() {
+    let folder = tempdir().unwrap();
+    let own = |name: &str| name.replace("up_proj.weight", "experts.down_proj");
+    let model = renamed("fp8-tensor", &folder.path().join("model"), "qwen3_5_moe", own);
+    let error = Checkpoint::open_listing(&model).unwrap_err().to_string();
+    assert!(error.contains("FP8 without") && error.contains("experts.down_proj"), "{error}");
+}
+
 /// The first inputs of the fuzz target: a configuration, a zero byte, and the weights.
 #[test]
 fn inputs_of_the_fuzz_target_are_unpacked() {

@@ -12,7 +12,7 @@ use crate::shield::shielded;
 impl Batch {
     /// Chooses the sequences of the next decode step.
     pub(super) fn decoding(&mut self) -> Vec<RequestId> {
-        let prefills = self.has_waiting(Need::Prefill);
+        let prefills = self.prefilling.is_some() || self.has_waiting(Need::Prefill);
         let in_pass: Vec<RequestId> = self.in_pass().collect();
         let needs_step =
             |one: &&mut Sequence| !one.held && one.need() == Need::Decode && !in_pass.contains(&one.id);
@@ -21,7 +21,6 @@ impl Batch {
             .iter()
             .map(|one| Decoding { client: &one.client, priority: one.priority, last_step: one.last_step })
             .collect();
-        let prefills = prefills || self.prefilling.is_some();
         let takes = decode_share(&all, prefills, |rows| self.costs.seconds(rows));
         self.decode_steps += 1;
         let taken = sequences.iter_mut().zip(takes).filter(|(_, takes)| *takes);

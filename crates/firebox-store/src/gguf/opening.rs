@@ -77,7 +77,7 @@ type Gathered = (Vec<Mapping>, Metadata, Vec<(usize, Entry)>);
 
 /// Collects the parts of a split model. A file that is not split is all of its model.
 fn gather(path: &Path, mapping: Mapping, header: Header) -> Result<Gathered, StoreError> {
-    let count = number(&header.metadata, "split.count").map_err(|fault| fault.in_file(path))?.unwrap_or(1);
+    let count = header.metadata.uniform("split.count").map_err(|fault| fault.in_file(path))?.unwrap_or(1);
     if count <= 1 {
         let entries = header.entries.into_iter().map(|entry| (0, entry)).collect();
         return Ok((vec![mapping], header.metadata, entries));
@@ -112,7 +112,7 @@ fn gather(path: &Path, mapping: Mapping, header: Header) -> Result<Gathered, Sto
         first.get_or_insert(header.metadata);
     }
     let metadata = first.unwrap_or_default();
-    let stated = number(&metadata, "split.tensors.count").map_err(|fault| fault.in_file(path))?;
+    let stated = metadata.uniform("split.tensors.count").map_err(|fault| fault.in_file(path))?;
     if let Some(stated) = stated.filter(|stated| *stated != entries.len() as u64) {
         let reason =
             format!("{stated} tensors, but the {count} parts have {}; download them again", entries.len());
@@ -123,7 +123,7 @@ fn gather(path: &Path, mapping: Mapping, header: Header) -> Result<Gathered, Sto
 
 /// Checks that a part's metadata agrees with its name.
 fn check_part(metadata: &Metadata, part: usize, count: u64) -> Result<(), Fault> {
-    let stated = (number(metadata, "split.no")?, number(metadata, "split.count")?);
+    let stated = (metadata.uniform("split.no")?, metadata.uniform("split.count")?);
     if stated == (Some(part as u64 - 1), Some(count)) {
         return Ok(());
     }
@@ -132,11 +132,6 @@ fn check_part(metadata: &Metadata, part: usize, count: u64) -> Result<(), Fault>
         "split.no",
         format!("part {no} of {of}, but its name says {part} of {count}; download it again"),
     ))
-}
-
-/// A number of the metadata, of whatever integer type.
-fn number(metadata: &Metadata, key: &str) -> Result<Option<u64>, Fault> {
-    metadata.uniform(key)
 }
 
 /// The configuration and the text files of a file without tensors.

@@ -42,6 +42,12 @@ impl Layout<'_> {
                 found.push((logical, PackedTensor { form, shape, dtype, name }));
             }
         }
+        if let Scheme::Bytes { .. } = self.packing.scheme
+            && let Some(name) = self.stored.keys().find(|name| self.is(name, Dtype::F8E4M3))
+        {
+            let reason = "FP8 without a weight_scale of its own; known are matrices with theirs beside them";
+            return Err(Fault::unsupported(field(name), reason));
+        }
         if !found.is_empty() {
             self.stored.retain(|name, _| !UNUSED.iter().any(|end| name.ends_with(end)));
         }
@@ -53,9 +59,6 @@ impl Layout<'_> {
         match self.packing.scheme {
             Scheme::Bytes { block } => match of(".weight") {
                 Some(base) if self.has_scales(&base) => self.bytes(&base, block).map(Some),
-                Some(_) if self.is(name, Dtype::F8E4M3) => {
-                    Err(Fault::new(field(name), "FP8 without a weight_scale; download the model again"))
-                }
                 _ => Ok(None),
             },
             Scheme::Compressed { bits, group } => {

@@ -38,7 +38,7 @@ pub(super) enum Form {
         group: usize,
         padded: usize,
     },
-    /// The same, with an offset a group that is added.
+    /// Integers in words along the inputs of each row, with a scale and an offset for every group.
     Affine { weight: Stored, scales: Stored, offsets: Stored, bits: usize, group: usize },
     /// `[inputs, outputs]`: words of eight outputs, interleaved.
     Awq { weight: Stored, zeros: Stored, scales: Stored, group: usize },
@@ -84,7 +84,7 @@ pub(crate) struct PackedTensor {
     pub(crate) name: String,
 }
 
-/// The values of a four-bit float of one mantissa bit, doubled.
+/// The values of a four-bit float of one mantissa bit, doubled. GGUF has no negative zero.
 const E2M1: [f32; 16] =
     [0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, -0.0, -1.0, -2.0, -3.0, -4.0, -6.0, -8.0, -12.0];
 

@@ -1,4 +1,4 @@
-//! Tensors of a directory under the names that modules look for, one tensor for each matrix.
+//! Stacks of experts that a directory stores as one tensor, divided into a tensor for each matrix.
 
 use serde_json::Value;
 
@@ -12,22 +12,6 @@ type Tensor = (TensorInfo, Place);
 /// Families that may store all experts of a layer as `gate_up_proj` and `down_proj` of three dimensions.
 const STACKED: [&str; 4] = ["qwen3_moe", "qwen3_5_moe", "qwen3_5_moe_text", "glm4_moe"];
 
-/// Families with names of their own, which [`RENAMED`] translates.
-const OWN_NAMES: [&str; 2] = ["lfm2", "lfm2_moe"];
-
-/// Parts of names behind the layer's number, and what they are called elsewhere.
-const RENAMED: [(&str, &str); 9] = [
-    (".feed_forward.", ".mlp."),
-    (".w1.weight", ".gate_proj.weight"),
-    (".w3.weight", ".up_proj.weight"),
-    (".w2.weight", ".down_proj.weight"),
-    (".self_attn.out_proj.", ".self_attn.o_proj."),
-    (".self_attn.q_layernorm.", ".self_attn.q_norm."),
-    (".self_attn.k_layernorm.", ".self_attn.k_norm."),
-    (".operator_norm.", ".input_layernorm."),
-    (".ffn_norm.", ".post_attention_layernorm."),
-];
-
 /// The smallest size of an expert's matrix. Each becomes a tensor of its own: without this bound and that of the name,
 /// the names of tiny experts would take many times the file's size.
 const MIN_EXPERT: usize = 64;
@@ -38,37 +22,21 @@ const MAX_NAME: usize = 256;
 /// More experts than any model has.
 const MAX_EXPERTS: usize = 65_536;
 
-/// Returns the tensors of a directory as its family's modules name them.
-pub(crate) fn canonical(config: &Value, tensors: Vec<Tensor>) -> Result<Vec<Tensor>, Fault> {
+/// Returns the tensors of a directory with one for each matrix.
+pub(crate) fn divide(config: &Value, tensors: Vec<Tensor>) -> Result<Vec<Tensor>, Fault> {
     let family = config.get("model_type").and_then(Value::as_str).unwrap_or_default();
-    if STACKED.contains(&family) {
-        let mut split = Vec::with_capacity(tensors.len());
-        for tensor in tensors {
-            split_experts(tensor, &mut split)?;
-        }
-        return Ok(split);
+    if !STACKED.contains(&family) {
+        return Ok(tensors);
     }
-    if OWN_NAMES.contains(&family) {
-        return Ok(tensors.into_iter().map(renamed).collect());
+    let mut divided = Vec::with_capacity(tensors.len());
+    for tensor in tensors {
+        divide_stack(tensor, &mut divided)?;
     }
-    Ok(tensors)
-}
-
-fn renamed((mut info, place): Tensor) -> Tensor {
-    if info.name == "model.embedding_norm.weight" {
-        info.name = "model.norm.weight".into();
-    } else if info.name.contains(".layers.") {
-        for (own, usual) in RENAMED {
-            if info.name.contains(own) {
-                info.name = info.name.replace(own, usual);
-            }
-        }
-    }
-    (info, place)
+    Ok(divided)
 }
 
 /// Adds a tensor, or the matrices of every expert if it is a stack of them.
-fn split_experts((info, place): Tensor, tensors: &mut Vec<Tensor>) -> Result<(), Fault> {
+fn divide_stack((info, place): Tensor, tensors: &mut Vec<Tensor>) -> Result<(), Fault> {
     let name = info.name.strip_suffix(".weight").unwrap_or(&info.name);
     let (prefix, projections): (_, &[&str]) = match name.rsplit_once(".experts.") {
         Some((prefix, "gate_up_proj")) => (prefix, &["gate_proj", "up_proj"]),
@@ -144,7 +112,7 @@ mod tests {
             tensor(&format!("{name}gate_up_proj"), &[3, 8, 16]),
             tensor(&format!("{name}down_proj"), &[3, 16, 4]),
         ];
-        let found = canonical(&json!({"model_type": "qwen3_5_moe"}), stack).unwrap();
+        let found = divide(&json!({"model_type": "qwen3_5_moe"}), stack).unwrap();
         assert_eq!(found.len(), 9);
         let start = |name: &str| {
             let (info, place) = found.iter().find(|(info, _)| info.name == name).unwrap();
@@ -160,24 +128,7 @@ mod tests {
     fn a_stack_that_cannot_be_divided_is_refused() {
         for (name, shape) in [("gate_up_proj", vec![3, 7, 16]), ("down_proj", vec![3, 16])] {
             let stack = vec![tensor(&format!("model.layers.0.mlp.experts.{name}"), &shape)];
-            assert!(canonical(&json!({"model_type": "qwen3_moe"}), stack).is_err(), "{name}");
-        }
-    }
-
-    #[test]
-    fn own_names_are_translated_within_layers() {
-        let names = [
-            (
-                "model.layers.1.feed_forward.experts.4.w2.weight",
-                "model.layers.1.mlp.experts.4.down_proj.weight",
-            ),
-            ("model.layers.1.self_attn.out_proj.weight", "model.layers.1.self_attn.o_proj.weight"),
-            ("model.layers.1.conv.out_proj.weight", "model.layers.1.conv.out_proj.weight"),
-            ("model.embedding_norm.weight", "model.norm.weight"),
-        ];
-        for (own, usual) in names {
-            let found = canonical(&json!({"model_type": "lfm2_moe"}), vec![tensor(own, &[4, 4])]).unwrap();
-            assert_eq!(found[0].0.name, usual);
+            assert!(divide(&json!({"model_type": "qwen3_moe"}), stack).is_err(), "{name}");
         }
     }
 }
