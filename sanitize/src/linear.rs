@@ -4,6 +4,8 @@
 mod activation_block;
 #[path = "../../crates/firebox-kernels/src/linear/activations.rs"]
 mod activations;
+#[path = "../../crates/firebox-kernels/src/linear/arithmetic.rs"]
+mod arithmetic;
 #[path = "../../crates/firebox-kernels/src/linear/blocks.rs"]
 mod blocks;
 #[path = "../../crates/firebox-kernels/src/linear/decode.rs"]

@@ -311,7 +311,12 @@ impl Kernel for AllBlocks<'_, '_> {
         }
         let (mut all, mut next) = (problem.new_accumulator(&rows), problem.new_accumulator(&rows));
         while let Some(block) = blocks.next() {
-            tile.process_block::<L>(block, blocks.peek().copied(), &mut next);
+            L::call(OneBlock {
+                tile: &mut tile,
+                block,
+                next: blocks.peek().copied(),
+                accumulator: &mut next,
+            });
             all.add(&next);
         }
         task.finish(&all, problem.head_dim);
@@ -328,7 +333,7 @@ fn compute_in_waves(problem: &Problem<'_>, task: &mut Task<'_>, threads: usize) 
     let mut all = problem.new_accumulator(&task.rows);
     for wave in blocks.chunks(tiles.len().max(1)) {
         parallel_for_each(tiles.iter_mut().zip(wave), |((tile, accumulator), block)| {
-            dispatch(OneBlock { tile, block: *block, accumulator });
+            dispatch(OneBlock { tile, block: *block, next: None, accumulator });
         });
         dispatch(MergeBlocks { parts: &tiles[..wave.len()], all: &mut all });
     }
@@ -339,13 +344,15 @@ fn compute_in_waves(problem: &Problem<'_>, task: &mut Task<'_>, threads: usize) 
 struct OneBlock<'a, 'b> {
     tile: &'a mut Tile<'b>,
     block: Block,
+    /// The block whose keys are prefetched.
+    next: Option<Block>,
     accumulator: &'a mut Accumulator,
 }
 
 impl Kernel for OneBlock<'_, '_> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
-        self.tile.process_block::<L>(self.block, None, self.accumulator);
+        self.tile.process_block::<L>(self.block, self.next, self.accumulator);
     }
 }
 
@@ -498,7 +505,7 @@ mod tests {
             let mut output = vec![0.0; ROWS * HEADS * head_dim];
             let mut sums = vec![0.0; ROWS * HEADS];
             for task in &mut tasks(problem, ROWS, &mut output, &mut sums) {
-                AllBlocks { problem, task }.run::<L>();
+                L::call(AllBlocks { problem, task });
             }
             let bits = |numbers: &[f32]| numbers.iter().map(|number| number.to_bits()).collect::<Vec<_>>();
             for (row, kv_head) in (0..ROWS).flat_map(|row| (0..KV_HEADS).map(move |head| (row, head))) {
@@ -510,7 +517,7 @@ mod tests {
                     outputs: vec![&mut alone[..]],
                     log_sum_exps: vec![&mut sums_alone[..]],
                 };
-                AllBlocks { problem, task: &mut task }.run::<L>();
+                L::call(AllBlocks { problem, task: &mut task });
                 drop(task);
                 let from = row * HEADS + kv_head * sharing;
                 let together = &output[from * head_dim..][..sharing * head_dim];
@@ -535,7 +542,7 @@ mod tests {
             let mut output = vec![0.0; ROWS * HEADS * problem.head_dim];
             let mut sums = vec![0.0; ROWS * HEADS];
             for task in &mut tasks(problem, ROWS, &mut output, &mut sums) {
-                AllBlocks { problem, task }.run::<L>();
+                L::call(AllBlocks { problem, task });
             }
             results.borrow_mut().push((name, output, sums));
         }

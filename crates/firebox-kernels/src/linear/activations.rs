@@ -3,6 +3,7 @@
 use std::sync::OnceLock;
 
 use super::activation_block::{ActivationBlock, activation_blocks};
+use super::arithmetic::Arithmetic;
 use super::panel::{CHUNK, IntegerRows, QUADS};
 use super::row_group::{QuantizedChunk, RowGroup, row_groups};
 use crate::simd::{Kernel, LANES, Lanes, dispatch};
@@ -20,7 +21,7 @@ pub(super) enum IntegerWidth {
 
 impl IntegerWidth {
     pub fn for_weight<W: IntegerRows>() -> Self {
-        if W::I8_ACTIVATIONS { Self::I8 } else { Self::I16 }
+        if W::Arithmetic::I8_ACTIVATIONS { Self::I8 } else { Self::I16 }
     }
 
     /// Largest integer of an activation; each of its bytes fits a signed byte.
@@ -53,7 +54,7 @@ pub(super) struct Quantized {
     /// Chunks of a row.
     pub chunks: usize,
     integers: Vec<QuantizedChunk>,
-    /// The layout for weights in [row blocks](IntegerRows::ROW_BLOCKS), computed on first use. Only one
+    /// The layout for weights in [row blocks](Arithmetic::ROW_BLOCKS), computed on first use. Only one
     /// format has it.
     row_blocks: OnceLock<Vec<ActivationBlock>>,
 }
@@ -109,7 +110,7 @@ impl Activations<'_> {
 impl Activations<'_> {
     /// Quantizes on the given lanes.
     pub fn quantize_on<L: Lanes>(&self, width: IntegerWidth) -> Quantized {
-        self.quantize_by(width, |pieces| pieces.into_iter().for_each(Kernel::run::<L>))
+        self.quantize_by(width, |pieces| pieces.into_iter().for_each(L::call))
     }
 }
 

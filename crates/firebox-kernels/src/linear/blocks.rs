@@ -2,6 +2,7 @@
 
 use std::marker::PhantomData;
 
+use super::arithmetic::{Arithmetic, InRowBlocks, Narrow, NarrowWithMinimum, Wide, WideWithMinimum};
 use super::panel::{
     BLOCK_CHUNKS, CHUNK, IntegerRows, Strip, UnpackTarget, nibble_chunk, nibbles, prefetch_ahead,
     signed_bytes,
@@ -60,15 +61,13 @@ impl BlockFormat {
 
 /// Layout of a block format.
 pub(super) trait Block: Sync {
+    type Arithmetic: Arithmetic;
+
     const BYTES: usize;
     const CHUNKS: usize;
-    const HALF_SCALES: bool = false;
-    const I8_ACTIVATIONS: bool = false;
     const ZERO: i32 = 0;
-    const HAS_MINIMUM: bool = false;
-    const ROW_BLOCKS: bool = false;
 
-    /// Returns one block of a row, in formats with [row blocks](IntegerRows::ROW_BLOCKS).
+    /// Returns one block of a row, in formats with [row blocks](Arithmetic::ROW_BLOCKS).
     #[inline(always)]
     fn row_block<L: Lanes>(_bytes: &[u8]) -> RowBlock<L> {
         RowBlock::zero()
@@ -98,11 +97,9 @@ impl<'a, B: Block> BlockRows<'a, B> {
 }
 
 impl<B: Block> IntegerRows for BlockRows<'_, B> {
-    const HALF_SCALES: bool = B::HALF_SCALES;
-    const I8_ACTIVATIONS: bool = B::I8_ACTIVATIONS;
+    type Arithmetic = B::Arithmetic;
+
     const ZERO: i32 = B::ZERO;
-    const HAS_MINIMUM: bool = B::HAS_MINIMUM;
-    const ROW_BLOCKS: bool = B::ROW_BLOCKS;
 
     fn inputs(&self) -> usize {
         self.inputs
@@ -139,6 +136,8 @@ pub(super) struct Q5K;
 pub(super) struct Q6K;
 
 impl Block for Q8_0 {
+    type Arithmetic = Wide;
+
     const BYTES: usize = 34;
     const CHUNKS: usize = 1;
     const ZERO: i32 = 128;
@@ -157,9 +156,10 @@ impl Block for Q8_0 {
 }
 
 impl Block for Q4_0 {
+    type Arithmetic = Narrow;
+
     const BYTES: usize = 18;
     const CHUNKS: usize = 1;
-    const I8_ACTIVATIONS: bool = true;
     const ZERO: i32 = 8;
 
     #[inline(always)]
@@ -173,10 +173,10 @@ impl Block for Q4_0 {
 }
 
 impl Block for Q4_1 {
+    type Arithmetic = NarrowWithMinimum;
+
     const BYTES: usize = 20;
     const CHUNKS: usize = 1;
-    const I8_ACTIVATIONS: bool = true;
-    const HAS_MINIMUM: bool = true;
 
     #[inline(always)]
     fn unpack<L: Lanes>(strip: &Strip<'_>, chunks: usize, unpacked: &mut impl UnpackTarget<L>) {
@@ -191,6 +191,8 @@ impl Block for Q4_1 {
 }
 
 impl Block for Q5_0 {
+    type Arithmetic = Wide;
+
     const BYTES: usize = 22;
     const CHUNKS: usize = 1;
     const ZERO: i32 = 16;
@@ -206,9 +208,10 @@ impl Block for Q5_0 {
 }
 
 impl Block for Q5_1 {
+    type Arithmetic = WideWithMinimum;
+
     const BYTES: usize = 24;
     const CHUNKS: usize = 1;
-    const HAS_MINIMUM: bool = true;
 
     #[inline(always)]
     fn unpack<L: Lanes>(strip: &Strip<'_>, chunks: usize, unpacked: &mut impl UnpackTarget<L>) {
@@ -223,10 +226,10 @@ impl Block for Q5_1 {
 }
 
 impl Block for Q4K {
+    type Arithmetic = NarrowWithMinimum;
+
     const BYTES: usize = 144;
-    const I8_ACTIVATIONS: bool = true;
     const CHUNKS: usize = 8;
-    const HAS_MINIMUM: bool = true;
 
     #[inline(always)]
     fn unpack<L: Lanes>(strip: &Strip<'_>, _: usize, unpacked: &mut impl UnpackTarget<L>) {
@@ -255,9 +258,10 @@ fn shared_nibbles<L: Lanes>(
 }
 
 impl Block for Q5K {
+    type Arithmetic = WideWithMinimum;
+
     const BYTES: usize = 176;
     const CHUNKS: usize = 8;
-    const HAS_MINIMUM: bool = true;
 
     #[inline(always)]
     fn unpack<L: Lanes>(strip: &Strip<'_>, _: usize, unpacked: &mut impl UnpackTarget<L>) {
@@ -281,12 +285,11 @@ impl Block for Q5K {
 }
 
 impl Block for Q6K {
+    type Arithmetic = InRowBlocks;
+
     const BYTES: usize = 210;
     const CHUNKS: usize = 8;
-    const HALF_SCALES: bool = true;
-    const I8_ACTIVATIONS: bool = true;
     const ZERO: i32 = 32;
-    const ROW_BLOCKS: bool = true;
 
     #[inline(always)]
     fn row_block<L: Lanes>(bytes: &[u8]) -> RowBlock<L> {

@@ -1,6 +1,7 @@
 //! Decoding packed weights to f32.
 
-use super::panel::{BLOCK, CHUNK, IntegerPanel, IntegerRows, OUTPUTS};
+use super::arithmetic::Arithmetic;
+use super::panel::{BLOCK, CHUNK, IntegerPanel, IntegerRows, OUTPUTS, UnpackIntegerPanel};
 use super::place::Place;
 use crate::simd::{Kernel, Lanes, dispatch};
 
@@ -29,7 +30,7 @@ impl<W: IntegerRows> Kernel for Decode<'_, W> {
         for (index, values) in self.values.chunks_mut(OUTPUTS * inputs).enumerate() {
             let place = Place::new(0, index * OUTPUTS, self.outputs.max(OUTPUTS));
             for block in 0..inputs.div_ceil(BLOCK) {
-                self.weight.unpack::<L, _>(place.row, block, &mut panel);
+                L::call(UnpackIntegerPanel { weight: self.weight, row: place.row, block, panel: &mut panel });
                 for (lane, values) in values.chunks_exact_mut(inputs).enumerate() {
                     let values = &mut values[block * BLOCK..inputs.min((block + 1) * BLOCK)];
                     for (input, value) in values.iter_mut().enumerate() {
@@ -45,7 +46,7 @@ impl<W: IntegerRows> Kernel for Decode<'_, W> {
 fn number<W: IntegerRows>(panel: &IntegerPanel, input: usize, lane: usize) -> f32 {
     let (chunk, input) = (input / CHUNK, input % CHUNK);
     let byte = panel.quads[chunk][input / 4].0[lane].to_le_bytes()[input % 4];
-    let half = if W::HALF_SCALES { input / (CHUNK / 2) } else { 0 };
-    let minimum = if W::HAS_MINIMUM { panel.minimum[chunk][half].0[lane] } else { 0.0 };
+    let half = if W::Arithmetic::HALF_SCALES { input / (CHUNK / 2) } else { 0 };
+    let minimum = if W::Arithmetic::HAS_MINIMUM { panel.minimum[chunk][half].0[lane] } else { 0.0 };
     (i32::from(byte) - W::ZERO) as f32 * panel.scales[chunk][half].0[lane] + minimum
 }

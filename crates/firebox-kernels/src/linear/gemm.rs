@@ -4,15 +4,14 @@
 //! a fixed order: integers in sequence, floats in the sixteen chains of a [`FloatPanel`], block by block. The
 //! number of rows, the number of threads and the other outputs of a panel change the speed, never the result.
 
-use std::marker::PhantomData;
-
 use super::activations::{Activations, IntegerWidth, Quantized};
+use super::arithmetic::Arithmetic;
 use super::gemv;
 use super::integer_tile::IntegerTile;
 use super::multiplicand::{Input, Multiplicand, Part};
 use super::panel::{
     BLOCK, BLOCK_CHUNKS, BLOCK_STEPS, FloatPanel, FloatRows, Floats, IntegerPanel, IntegerRows, OUTPUTS,
-    TILE_OUTPUTS,
+    TILE_OUTPUTS, UnpackFloatPanel, UnpackIntegerPanel,
 };
 use super::place::Place;
 use super::q6k;
@@ -47,7 +46,7 @@ impl<W: IntegerRows> Multiplicand for IntegerWeight<W> {
     }
 
     fn multiply(&self, x: &Input<'_>, part: Part<'_>) {
-        if let Some(integers) = if W::I8_ACTIVATIONS { &x.as_i8 } else { &x.as_i16 } {
+        if let Some(integers) = if W::Arithmetic::I8_ACTIVATIONS { &x.as_i8 } else { &x.as_i16 } {
             dispatch(IntegerProduct { x: integers, weight: &self.0, part });
         }
     }
@@ -63,40 +62,53 @@ impl<W: IntegerRows> Multiplicand for IntegerWeight<W> {
 type Sums = [Floats; 2];
 
 /// One block of two panels.
-trait Tile<L: Lanes> {
+trait Tile {
     /// Adds the products of `ROWS` rows from `row` on to their sums.
-    fn multiply<const ROWS: usize>(&self, row: usize, sums: &mut [Sums]);
+    fn multiply<L: Lanes, const ROWS: usize>(&self, row: usize, sums: &mut [Sums]);
 
     /// Multiplies all rows, as many at a time as fit the registers.
     #[inline(always)]
-    fn multiply_all(&self, sums: &mut [Sums]) {
+    fn multiply_all<L: Lanes>(&self, sums: &mut [Sums]) {
         let mut row = 0;
         while row < sums.len() {
             let some = &mut sums[row..];
             // The last rows are split evenly: a single row would wait for its own additions.
             row += match some.len() {
                 rest if L::TILE_ROWS >= 6 && (rest == 6 || rest > 8) => {
-                    self.multiply::<6>(row, &mut some[..6]);
+                    self.multiply::<L, 6>(row, &mut some[..6]);
                     6
                 }
                 4 | 7.. if L::TILE_ROWS >= 4 => {
-                    self.multiply::<4>(row, &mut some[..4]);
+                    self.multiply::<L, 4>(row, &mut some[..4]);
                     4
                 }
                 3 | 5 | 6 if L::TILE_ROWS >= 3 => {
-                    self.multiply::<3>(row, &mut some[..3]);
+                    self.multiply::<L, 3>(row, &mut some[..3]);
                     3
                 }
                 2.. if L::TILE_ROWS >= 2 => {
-                    self.multiply::<2>(row, &mut some[..2]);
+                    self.multiply::<L, 2>(row, &mut some[..2]);
                     2
                 }
                 _ => {
-                    self.multiply::<1>(row, &mut some[..1]);
+                    self.multiply::<L, 1>(row, &mut some[..1]);
                     1
                 }
             };
         }
+    }
+}
+
+/// Products of all rows with a tile. They do not know the format, so that all formats share the code.
+struct TileProducts<'a, T> {
+    tile: T,
+    sums: &'a mut [Sums],
+}
+
+impl<T: Tile> Kernel for TileProducts<'_, T> {
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        self.tile.multiply_all::<L>(self.sums);
     }
 }
 
@@ -110,10 +122,10 @@ fn add<L: Lanes, const ROWS: usize>(sums: &mut [Sums], first: [L; ROWS], second:
 
 /// Adds the sums to the results and resets them.
 #[inline(always)]
-fn hand_over<L: Lanes>(sums: &mut [Sums], places: (Place, Place), results: &mut [&mut [f32]]) {
+fn hand_over<L: Lanes>(sums: &mut [Sums], places: [Place; 2], results: &mut [&mut [f32]]) {
     for (sums, results) in sums.iter_mut().zip(results) {
-        places.0.add(results, sums[0].lanes::<L>());
-        places.1.add(results, sums[1].lanes::<L>());
+        places[0].add(results, sums[0].lanes::<L>());
+        places[1].add(results, sums[1].lanes::<L>());
         *sums = Sums::default();
     }
 }
@@ -131,14 +143,15 @@ impl<W: FloatRows> Kernel for FloatProduct<'_, W> {
         if let [result] = &mut results[..] {
             return gemv::float_row::<L, W>(x.values, weight, first, weight_rows, result);
         }
-        let mut panels = (FloatPanel::default(), FloatPanel::default());
+        let mut panels = [FloatPanel::default(), FloatPanel::default()];
         let mut sums = vec![Sums::default(); x.rows];
         for at in (0..results[0].len()).step_by(TILE_OUTPUTS) {
-            let places = (Place::new(first, at, weight_rows), Place::new(first, at + OUTPUTS, weight_rows));
+            let places = [Place::new(first, at, weight_rows), Place::new(first, at + OUTPUTS, weight_rows)];
             for block in 0..x.padded.div_ceil(BLOCK) {
-                weight.unpack::<L>(places.0.row, block, &mut panels.0);
-                weight.unpack::<L>(places.1.row, block, &mut panels.1);
-                Tile::<L>::multiply_all(&FloatTile { x, block, panels: &panels }, &mut sums);
+                for (Place { row, .. }, panel) in places.into_iter().zip(&mut panels) {
+                    L::call(UnpackFloatPanel { weight, row, block, panel });
+                }
+                L::call(TileProducts { tile: FloatTile { x, block, panels: &panels }, sums: &mut sums });
             }
             hand_over::<L>(&mut sums, places, &mut results);
         }
@@ -148,14 +161,14 @@ impl<W: FloatRows> Kernel for FloatProduct<'_, W> {
 struct FloatTile<'a> {
     x: &'a Activations<'a>,
     block: usize,
-    panels: &'a (FloatPanel, FloatPanel),
+    panels: &'a [FloatPanel; 2],
 }
 
-impl<L: Lanes> Tile<L> for FloatTile<'_> {
+impl Tile for FloatTile<'_> {
     #[inline(always)]
     #[allow(clippy::needless_range_loop)] // An input is of all rows at once.
-    fn multiply<const ROWS: usize>(&self, row: usize, sums: &mut [Sums]) {
-        let Self { x, block, panels: (panel0, panel1) } = *self;
+    fn multiply<L: Lanes, const ROWS: usize>(&self, row: usize, sums: &mut [Sums]) {
+        let Self { x, block, panels: [panel0, panel1] } = *self;
         let count = BLOCK_STEPS.min(x.padded / LANES - block * BLOCK_STEPS);
         let mut steps: [&[[f32; LANES]]; ROWS] = [&[]; ROWS];
         for i in 0..ROWS {
@@ -196,23 +209,24 @@ impl<W: IntegerRows> Kernel for IntegerProduct<'_, W> {
     fn run<L: Lanes>(self) {
         let Self { x, weight, part: Part { first, weight_rows, mut results } } = self;
         match x.rows {
+            2.. if L::UNPACKS_ROWS == 1 => {}
             1 => return few_rows::<L, W, 1>(x, weight, first, weight_rows, &mut results),
             2 => return few_rows::<L, W, 2>(x, weight, first, weight_rows, &mut results),
             3 => return few_rows::<L, W, 3>(x, weight, first, weight_rows, &mut results),
             4 => return few_rows::<L, W, 4>(x, weight, first, weight_rows, &mut results),
             _ => {}
         }
-        let mut panels = (IntegerPanel::default(), IntegerPanel::default());
+        let mut panels = [IntegerPanel::default(), IntegerPanel::default()];
         let mut sums = vec![Sums::default(); x.rows];
         for at in (0..results[0].len()).step_by(TILE_OUTPUTS) {
-            let places = (Place::new(first, at, weight_rows), Place::new(first, at + OUTPUTS, weight_rows));
+            let places = [Place::new(first, at, weight_rows), Place::new(first, at + OUTPUTS, weight_rows)];
             for block in 0..x.chunks.div_ceil(BLOCK_CHUNKS) {
-                weight.unpack::<L, _>(places.0.row, block, &mut panels.0);
-                weight.unpack::<L, _>(places.1.row, block, &mut panels.1);
-                let (panels, format) = (&panels, PhantomData::<W>);
+                for (Place { row, .. }, panel) in places.into_iter().zip(&mut panels) {
+                    L::call(UnpackIntegerPanel { weight, row, block, panel });
+                }
                 for few in x.row_groups() {
-                    let sums = &mut sums[few.first..][..few.rows];
-                    Tile::<L>::multiply_all(&IntegerTile { few, block, panels, format }, sums);
+                    let tile = IntegerTile::<W::Arithmetic>::new(few, block, &panels, W::ZERO);
+                    L::call(TileProducts { tile, sums: &mut sums[few.first..][..few.rows] });
                 }
             }
             hand_over::<L>(&mut sums, places, &mut results);
@@ -229,26 +243,26 @@ fn few_rows<L: Lanes, W: IntegerRows, const ROWS: usize>(
     weight_rows: usize,
     results: &mut [&mut [f32]],
 ) {
-    if W::ROW_BLOCKS {
+    if W::Arithmetic::ROW_BLOCKS {
         q6k::rows::<L, W, ROWS>(x.row_blocks::<L, W>(), weight, first, results);
     } else if let Some(x) = x.row_groups().next() {
         gemv::integer_rows::<L, W, ROWS>(x, weight, first, weight_rows, results);
     }
 }
 
-impl<L: Lanes, W: IntegerRows> Tile<L> for IntegerTile<'_, W> {
+impl<A: Arithmetic> Tile for IntegerTile<'_, A> {
     #[inline(always)]
     #[allow(clippy::needless_range_loop)] // A chunk is of all rows at once.
-    fn multiply<const ROWS: usize>(&self, row: usize, sums: &mut [Sums]) {
-        if W::ROW_BLOCKS {
-            let [whole0, whole1] = q6k::tile::<L, W, ROWS>(self, row);
+    fn multiply<L: Lanes, const ROWS: usize>(&self, row: usize, sums: &mut [Sums]) {
+        if A::ROW_BLOCKS {
+            let [whole0, whole1] = q6k::tile::<L, A, ROWS>(self, row);
             return add::<L, ROWS>(sums, whole0, whole1);
         }
-        let Self { few, block, panels: (panel0, panel1), .. } = *self;
+        let Self { few, block, panels: [panel0, panel1], .. } = *self;
         let (mut sums0, mut sums1) = ([L::zero(); ROWS], [L::zero(); ROWS]);
         let chunks = few.chunks::<ROWS>(row, block * BLOCK_CHUNKS).take(BLOCK_CHUNKS);
         for (chunk, x) in chunks.enumerate() {
-            for half in 0..if W::HALF_SCALES { 2 } else { 1 } {
+            for half in 0..if A::HALF_SCALES { 2 } else { 1 } {
                 let (dots0, dots1) = self.dots::<L, ROWS>(chunk, half, x);
                 let scale0 = panel0.scales[chunk][half].lanes::<L>();
                 let scale1 = panel1.scales[chunk][half].lanes::<L>();
@@ -258,9 +272,9 @@ impl<L: Lanes, W: IntegerRows> Tile<L> for IntegerTile<'_, W> {
                     sums1[i] = sums1[i].mul_add(L::to_floats(L::dot(dots1[i])).mul(scale), scale1);
                 }
             }
-            for half in 0..if !W::HAS_MINIMUM {
+            for half in 0..if !A::HAS_MINIMUM {
                 0
-            } else if W::HALF_SCALES {
+            } else if A::HALF_SCALES {
                 2
             } else {
                 1
@@ -268,7 +282,7 @@ impl<L: Lanes, W: IntegerRows> Tile<L> for IntegerTile<'_, W> {
                 let least0 = panel0.minimum[chunk][half].lanes::<L>();
                 let least1 = panel1.minimum[chunk][half].lanes::<L>();
                 for i in 0..ROWS {
-                    let sum = if W::HALF_SCALES { x[i].sums[half] } else { x[i].sum() };
+                    let sum = if A::HALF_SCALES { x[i].sums[half] } else { x[i].sum() };
                     let sum = L::splat(x[i].scale).mul(L::splat(sum as f32));
                     sums0[i] = sums0[i].mul_add(sum, least0);
                     sums1[i] = sums1[i].mul_add(sum, least1);
@@ -343,10 +357,10 @@ mod tests {
             for rows in ROWS {
                 let found = alike(rows, self.name, |x, results| {
                     let x = x.quantize_on::<L>(IntegerWidth::for_weight::<W>());
-                    IntegerProduct { x: &x, weight: self.weight, part: part(x.rows, results) }.run::<L>();
+                    L::call(IntegerProduct { x: &x, weight: self.weight, part: part(x.rows, results) });
                 });
                 // The errors of activations add up like a random walk.
-                let off = if W::I8_ACTIVATIONS { 1e-2 } else { 4e-5 };
+                let off = if W::Arithmetic::I8_ACTIVATIONS { 1e-2 } else { 4e-5 };
                 check(self.name, &found, &numbers, rows, largest * off * (INPUTS as f32).sqrt());
             }
         }
@@ -362,7 +376,7 @@ mod tests {
         fn run<L: Lanes>(self) {
             for rows in ROWS {
                 let found = alike(rows, self.name, |x, results| {
-                    FloatProduct { x, weight: self.weight, part: part(x.rows, results) }.run::<L>();
+                    L::call(FloatProduct { x, weight: self.weight, part: part(x.rows, results) });
                 });
                 check(self.name, &found, self.numbers, rows, 1e-4);
             }

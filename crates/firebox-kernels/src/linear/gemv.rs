@@ -1,6 +1,7 @@
 //! Products of one row or a few rows of activations, as in decoding: the bits of [`gemm`](super::gemm),
 //! without a panel between memory and multiplication.
 
+use super::arithmetic::Arithmetic;
 use super::panel::{
     BLOCK_CHUNKS, BLOCK_STEPS, FloatRows, Floats, HALF_QUADS, IntegerRows, OUTPUTS, UnpackTarget,
 };
@@ -107,7 +108,7 @@ pub(super) fn integer_rows<L: Lanes, W: IntegerRows, const ROWS: usize>(
     results: &mut [&mut [f32]],
 ) {
     let (x, _) = x.integers.as_chunks::<ROWS>();
-    let mut unpacked = RowsBlock::<L, ROWS>::nothing(W::I8_ACTIVATIONS);
+    let mut unpacked = RowsBlock::<L, ROWS>::nothing(W::Arithmetic::I8_ACTIVATIONS);
     for at in (0..results[0].len()).step_by(OUTPUTS) {
         let place = Place::new(first, at, weight_rows);
         for (block, x) in x.chunks(BLOCK_CHUNKS).enumerate() {
@@ -120,7 +121,7 @@ pub(super) fn integer_rows<L: Lanes, W: IntegerRows, const ROWS: usize>(
                     let integers = &x[i];
                     let x_scale = L::splat(integers.scale);
                     let [low, high] = [dots[chunk][0][i], dots[chunk][1][i]];
-                    if W::HALF_SCALES {
+                    if W::Arithmetic::HALF_SCALES {
                         for (half, dot) in [low, high].into_iter().enumerate() {
                             let offset = L::splat_word(integers.half_offset(W::ZERO, half));
                             let dot = L::to_floats(L::add_words(offset, dot)).mul(x_scale);
@@ -131,11 +132,11 @@ pub(super) fn integer_rows<L: Lanes, W: IntegerRows, const ROWS: usize>(
                         let dot = L::add_words(offset, L::add_words(low, high));
                         sum = sum.mul_add(L::to_floats(dot).mul(x_scale), scales[chunk][0]);
                     }
-                    if W::HAS_MINIMUM && W::HALF_SCALES {
+                    if W::Arithmetic::HAS_MINIMUM && W::Arithmetic::HALF_SCALES {
                         for (half, x) in integers.sums.into_iter().enumerate() {
                             sum = sum.mul_add(x_scale.mul(L::splat(x as f32)), minimum[chunk][half]);
                         }
-                    } else if W::HAS_MINIMUM {
+                    } else if W::Arithmetic::HAS_MINIMUM {
                         sum = sum.mul_add(x_scale.mul(L::splat(integers.sum() as f32)), minimum[chunk][0]);
                     }
                 }

@@ -1,5 +1,6 @@
 //! The block formats of GGUF files with two to four bits a weight that are no plain integers, or have scales of half chunks.
 
+use super::arithmetic::{Narrow, NarrowHalves, NarrowHalvesWithMinimum};
 use super::blocks::{Block, four_bytes};
 use super::panel::{Strip, UnpackTarget, nibbles};
 use crate::simd::{Lanes, lookup_table};
@@ -18,9 +19,10 @@ pub(super) struct Q3K;
 pub(super) struct Q2K;
 
 impl Block for MXFP4 {
+    type Arithmetic = Narrow;
+
     const BYTES: usize = 17;
     const CHUNKS: usize = 1;
-    const I8_ACTIVATIONS: bool = true;
     const ZERO: i32 = 12;
 
     #[inline(always)]
@@ -34,9 +36,10 @@ impl Block for MXFP4 {
 }
 
 impl Block for IQ4NL {
+    type Arithmetic = Narrow;
+
     const BYTES: usize = 18;
     const CHUNKS: usize = 1;
-    const I8_ACTIVATIONS: bool = true;
     const ZERO: i32 = 127;
 
     #[inline(always)]
@@ -50,9 +53,10 @@ impl Block for IQ4NL {
 }
 
 impl Block for IQ4XS {
+    type Arithmetic = Narrow;
+
     const BYTES: usize = 136;
     const CHUNKS: usize = 8;
-    const I8_ACTIVATIONS: bool = true;
     const ZERO: i32 = 127;
 
     #[inline(always)]
@@ -92,10 +96,10 @@ fn table_chunk<L: Lanes>(
 }
 
 impl Block for Q3K {
+    type Arithmetic = NarrowHalves;
+
     const BYTES: usize = 110;
     const CHUNKS: usize = 8;
-    const HALF_SCALES: bool = true;
-    const I8_ACTIVATIONS: bool = true;
     const ZERO: i32 = 4;
 
     #[inline(always)]
@@ -138,11 +142,10 @@ impl Block for Q3K {
 }
 
 impl Block for Q2K {
+    type Arithmetic = NarrowHalvesWithMinimum;
+
     const BYTES: usize = 84;
     const CHUNKS: usize = 8;
-    const HALF_SCALES: bool = true;
-    const I8_ACTIVATIONS: bool = true;
-    const HAS_MINIMUM: bool = true;
 
     #[inline(always)]
     fn unpack<L: Lanes>(strip: &Strip<'_>, _: usize, unpacked: &mut impl UnpackTarget<L>) {

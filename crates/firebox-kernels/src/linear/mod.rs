@@ -2,6 +2,7 @@
 
 mod activation_block;
 mod activations;
+mod arithmetic;
 mod blocks;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 mod cube;

@@ -1,8 +1,9 @@
 //! Sixteen outputs of a weight, unpacked for multiplication. Lanes are outputs, so an activation meets
 //! sixteen of them at once and no sum runs across lanes.
 
+use super::arithmetic::Arithmetic;
 use super::row_block::RowBlock;
-use crate::simd::{COLUMN_BYTES, Integers, LANES, Lanes};
+use crate::simd::{COLUMN_BYTES, Integers, Kernel, LANES, Lanes};
 
 /// Outputs of a panel.
 pub(super) const OUTPUTS: usize = LANES;
@@ -236,21 +237,14 @@ pub(super) fn prefetch_ahead<L: Lanes>(bytes: &[u8]) {
 
 /// A weight of `[outputs, inputs]` that unpacks to small integers with scales.
 pub(super) trait IntegerRows: Sync {
-    /// Whether the halves of a chunk have scales of their own.
-    const HALF_SCALES: bool = false;
+    type Arithmetic: Arithmetic;
+
     /// The byte that stands for zero, or for the minimum if there is one.
     const ZERO: i32;
-    /// Whether a minimum is added to every number.
-    const HAS_MINIMUM: bool = false;
-    /// Whether activations are rounded to 8 bits; see [`IntegerWidth`](super::activations::IntegerWidth).
-    const I8_ACTIVATIONS: bool = false;
-    /// Whether a few rows of activations are multiplied with it row by row, see [`q6k`](super::q6k). Such
-    /// weights take 8-bit activations, have scales for half chunks, and no minimums.
-    const ROW_BLOCKS: bool = false;
 
     fn inputs(&self) -> usize;
 
-    /// Returns one block of a row, if `ROW_BLOCKS` is set.
+    /// Returns one block of a row, in formats with [row blocks](Arithmetic::ROW_BLOCKS).
     #[inline(always)]
     fn row_block<L: Lanes>(&self, _row: usize, _block: usize) -> RowBlock<L> {
         RowBlock::zero()
@@ -259,6 +253,36 @@ pub(super) trait IntegerRows: Sync {
     /// Unpacks one block of sixteen rows from `row` on. Integers beyond the last input may be anything,
     /// because the activations there are zero.
     fn unpack<L: Lanes, U: UnpackTarget<L>>(&self, row: usize, block: usize, unpacked: &mut U);
+}
+
+/// Unpacks one block of sixteen rows to a panel of floats.
+pub(super) struct UnpackFloatPanel<'a, W> {
+    pub weight: &'a W,
+    pub row: usize,
+    pub block: usize,
+    pub panel: &'a mut FloatPanel,
+}
+
+impl<W: FloatRows> Kernel for UnpackFloatPanel<'_, W> {
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        self.weight.unpack::<L>(self.row, self.block, self.panel);
+    }
+}
+
+/// Unpacks one block of sixteen rows to a panel of integers.
+pub(super) struct UnpackIntegerPanel<'a, W> {
+    pub weight: &'a W,
+    pub row: usize,
+    pub block: usize,
+    pub panel: &'a mut IntegerPanel,
+}
+
+impl<W: IntegerRows> Kernel for UnpackIntegerPanel<'_, W> {
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        self.weight.unpack::<L, _>(self.row, self.block, self.panel);
+    }
 }
 
 impl Floats {

@@ -5,6 +5,7 @@
 //! [`SUM_ORDER`], so both give the same bits.
 
 use super::activation_block::ActivationBlock;
+use super::arithmetic::Arithmetic;
 use super::integer_tile::IntegerTile;
 use super::panel::{BLOCK_CHUNKS, IntegerRows};
 use super::row_block::{BLOCK_VECTORS, RowBlock, half_of_quarter};
@@ -57,11 +58,11 @@ pub(super) fn rows<L: Lanes, W: IntegerRows, const ROWS: usize>(
 
 /// Returns the sums of a block with both panels of a tile, added in the order of [`rows`].
 #[inline(always)]
-pub(super) fn tile<L: Lanes, W: IntegerRows, const ROWS: usize>(
-    tile: &IntegerTile<'_, W>,
+pub(super) fn tile<L: Lanes, A: Arithmetic, const ROWS: usize>(
+    tile: &IntegerTile<'_, A>,
     row: usize,
 ) -> [[L; ROWS]; 2] {
-    let (panel0, panel1) = tile.panels;
+    let [panel0, panel1] = tile.panels;
     let mut chunks = tile.few.chunks::<ROWS>(row, tile.block * BLOCK_CHUNKS);
     let mut x: [Option<&[QuantizedChunk; ROWS]>; BLOCK_CHUNKS] = [None; BLOCK_CHUNKS];
     for chunk in &mut x {

@@ -7,6 +7,7 @@ use std::borrow::Cow;
 use std::marker::PhantomData;
 
 use super::activations::{IntegerWidth, Quantized};
+use super::arithmetic::{Arithmetic, Narrow, Wide};
 use super::gemm::IntegerProduct;
 use super::grouping::{Grouping, TILE_ROWS};
 use super::multiplicand::{Input, Multiplicand, Part};
@@ -23,10 +24,10 @@ const _: () = assert!(TILE_ROWS == OUTPUTS && OUTPUTS == LANES);
 
 /// Width of the integers.
 pub(super) trait BitWidth: Sync {
+    type Arithmetic: Arithmetic;
+
     /// The byte that stands for zero.
     const ZERO: i32;
-    /// Whether activations are rounded to 8 bits; see [`IntegerWidth`].
-    const I8_ACTIVATIONS: bool;
     /// Words of a row in a chunk.
     const WORDS: usize;
 
@@ -38,8 +39,9 @@ pub(super) trait BitWidth: Sync {
 pub(super) struct EightBit;
 
 impl BitWidth for EightBit {
+    type Arithmetic = Wide;
+
     const ZERO: i32 = 128;
-    const I8_ACTIVATIONS: bool = false;
     const WORDS: usize = QUADS;
 
     #[inline(always)]
@@ -58,8 +60,9 @@ impl BitWidth for EightBit {
 pub(super) struct FourBit;
 
 impl BitWidth for FourBit {
+    type Arithmetic = Narrow;
+
     const ZERO: i32 = 8;
-    const I8_ACTIVATIONS: bool = true;
     const WORDS: usize = HALF_QUADS;
 
     #[inline(always)]
@@ -194,8 +197,9 @@ fn read_chunk<L: Lanes, B: BitWidth>(words: &[[u32; LANES]]) -> [L::Words; QUADS
 }
 
 impl<B: BitWidth> IntegerRows for Tiles<'_, B> {
+    type Arithmetic = B::Arithmetic;
+
     const ZERO: i32 = B::ZERO;
-    const I8_ACTIVATIONS: bool = B::I8_ACTIVATIONS;
 
     fn inputs(&self) -> usize {
         self.grouping.inputs
@@ -224,7 +228,7 @@ impl<B: BitWidth> Multiplicand for Tiles<'_, B> {
     }
 
     fn multiply(&self, x: &Input<'_>, part: Part<'_>) {
-        let Some(x) = (if B::I8_ACTIVATIONS { &x.as_i8 } else { &x.as_i16 }) else { return };
+        let Some(x) = (if B::Arithmetic::I8_ACTIVATIONS { &x.as_i8 } else { &x.as_i16 }) else { return };
         // With more rows, filling a panel in the L1 cache pays off.
         if x.rows <= MAX_GROUP_ROWS {
             dispatch(TileProduct { x, weight: self, part });
@@ -302,9 +306,9 @@ impl Tile<'_> {
                     // Separate sums for the halves shorten the chains of additions.
                     let (mut first, mut second) = ([zero, L::splat_word(x[i].offset(B::ZERO))], [zero; 2]);
                     for k in 0..HALF_QUADS {
-                        first = L::dot_quads(first, quads[k], &integers[k], B::I8_ACTIVATIONS);
+                        first = L::dot_quads(first, quads[k], &integers[k], B::Arithmetic::I8_ACTIVATIONS);
                         let k = k + HALF_QUADS;
-                        second = L::dot_quads(second, quads[k], &integers[k], B::I8_ACTIVATIONS);
+                        second = L::dot_quads(second, quads[k], &integers[k], B::Arithmetic::I8_ACTIVATIONS);
                     }
                     let dot = L::add_words(L::dot(first), L::dot(second));
                     sums[i] = sums[i].mul_add(L::to_floats(dot).mul(L::splat(*x_scale)), scale);
@@ -363,8 +367,8 @@ mod tests {
                     product(Part { first: 0, weight_rows, results: results.chunks_mut(ROWS).collect() });
                     results.into_iter().map(f32::to_bits).collect::<Vec<_>>()
                 };
-                let few = results(&|part| TileProduct { x: &x, weight, part }.run::<L>());
-                let panels = results(&|part| IntegerProduct { x: &x, weight, part }.run::<L>());
+                let few = results(&|part| L::call(TileProduct { x: &x, weight, part }));
+                let panels = results(&|part| L::call(IntegerProduct { x: &x, weight, part }));
                 assert_eq!(few, panels, "{name}, {rows} rows");
                 assert!(
                     few.iter().any(|bits| f32::from_bits(*bits) != 0.0),

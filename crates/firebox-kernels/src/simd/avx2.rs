@@ -37,6 +37,12 @@ impl Lanes for Avx2 {
     const TILE_ROWS: usize = 1;
 
     #[inline(always)]
+    fn call(part: impl Kernel) {
+        // SAFETY: see above.
+        unsafe { run(part) }
+    }
+
+    #[inline(always)]
     fn zero() -> Self {
         // SAFETY: see above.
         unsafe { Self(_mm256_setzero_ps(), _mm256_setzero_ps()) }

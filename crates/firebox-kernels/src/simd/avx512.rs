@@ -43,6 +43,12 @@ impl Lanes for Avx512 {
     const TILE_ROWS: usize = 6;
 
     #[inline(always)]
+    fn call(part: impl Kernel) {
+        // SAFETY: see above.
+        unsafe { run(part) }
+    }
+
+    #[inline(always)]
     fn zero() -> Self {
         // SAFETY: see above.
         Self(unsafe { _mm512_setzero_ps() })

@@ -41,6 +41,13 @@ pub(crate) trait Lanes: RowBytes {
     /// Rows of activations whose sums fit the registers beside two vectors of outputs.
     const TILE_ROWS: usize;
 
+    /// Most rows of activations that are multiplied with an integer weight while it is unpacked, without a
+    /// panel: 1 or 4.
+    const UNPACKS_ROWS: usize = 4;
+
+    /// Runs a part of a kernel as a function of its own, which is compiled once for all kernels that call it.
+    fn call(part: impl Kernel);
+
     fn zero() -> Self;
     fn splat(value: f32) -> Self;
     fn load(values: &[f32; LANES]) -> Self;
@@ -126,7 +133,7 @@ pub(crate) fn dispatch(kernel: impl Kernel) {
             return unsafe { avx2::run(kernel) };
         }
     }
-    kernel.run::<Portable>();
+    Portable::call(kernel);
 }
 
 /// Returns the instruction set that the CPU's operations use on this processor: `avx512`, `avx2` or
@@ -147,7 +154,7 @@ pub fn instructions() -> &'static str {
 /// Runs a computation on every kind of lanes that the processor has, by name.
 #[cfg(test)]
 pub(crate) fn on_each_instruction_set<K: Kernel>(mut kernel: impl FnMut(&'static str) -> K) {
-    kernel("portable").run::<Portable>();
+    Portable::call(kernel("portable"));
     #[cfg(target_arch = "x86_64")]
     {
         if avx2::available() {

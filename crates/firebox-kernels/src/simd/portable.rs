@@ -1,7 +1,7 @@
 //! Lanes in portable Rust.
 
 use super::doubles::PortableDoubles;
-use super::{LANES, Lanes, f16_to_f32};
+use super::{Kernel, LANES, Lanes, f16_to_f32};
 
 /// Portable Rust that the compiler vectorizes.
 #[derive(Clone, Copy)]
@@ -18,6 +18,13 @@ impl Lanes for Portable {
     type Doubles = PortableDoubles;
 
     const TILE_ROWS: usize = 2;
+
+    const UNPACKS_ROWS: usize = 1;
+
+    #[inline(never)]
+    fn call(part: impl Kernel) {
+        part.run::<Self>();
+    }
 
     #[inline(always)]
     fn zero() -> Self {
