@@ -149,7 +149,7 @@ impl burn::module::ModuleVisitor for Outward<'_> {
     }
 }
 
-/// A small step against the gradient of all parameters reduces the loss by as much as the gradient predicts.
+/// Small steps along the gradient of all parameters change the loss by as much as the gradient predicts.
 #[test]
 fn every_family_learns() {
     let folder = tempfile::tempdir().unwrap();
@@ -172,15 +172,17 @@ fn every_family_learns() {
         let _ = burn::module::Module::map(tower.clone(), &mut stepping);
         let (square, missing) = (stepping.square, stepping.missing);
         assert_eq!(missing, 0, "{family}: every parameter has a gradient");
-        let mut gradients = loss(&tower).backward();
         // The decrease that a linear function would have.
         let wanted = 1e-3 * f64::from(before);
-        let mut stepping =
-            Stepping { gradients: &mut gradients, rate: wanted / square, square: 0.0, missing: 0 };
-        let stepped = burn::module::Module::map(tower, &mut stepping);
-        let after = loss(&stepped).without_autodiff().try_into_scalar::<f32>().unwrap();
-        let lost = f64::from(before - after);
-        assert!((lost / wanted - 1.0).abs() < 0.2, "{family}: lost {lost} instead of {wanted}");
+        let after = |rate: f64| {
+            let mut gradients = loss(&tower).backward();
+            let mut stepping = Stepping { gradients: &mut gradients, rate, square: 0.0, missing: 0 };
+            let stepped = burn::module::Module::map(tower.clone(), &mut stepping);
+            loss(&stepped).without_autodiff().try_into_scalar::<f32>().unwrap()
+        };
+        // Half of what steps in both directions differ by, in which the curvature cancels.
+        let lost = f64::from(after(-wanted / square) - after(wanted / square)) / 2.0;
+        assert!((lost / wanted - 1.0).abs() < 0.05, "{family}: lost {lost} instead of {wanted}");
     }
 }
 
