@@ -225,14 +225,12 @@ fn documents_stay_within_their_words() {
     assert!(counts.is_empty(), "documents with more words than they may have: {counts:#?}");
 }
 
-/// Returns the dependencies that the tests of a package need, or those of the workspace, each with its features.
-fn dependencies(package: Option<&str>) -> BTreeSet<String> {
+/// Returns the dependencies that the tests of the selected packages need, along some kinds of edges, each with its features.
+fn dependencies(edges: &str, selected: &[&str]) -> BTreeSet<String> {
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
     let mut tree = Command::new(cargo);
     tree.current_dir(root()).args(["tree", "--prefix", "none", "--format", "{p} {f}"]);
-    // What build scripts and procedural macros need is built apart.
-    tree.args(["--edges", "normal,dev,no-proc-macro"]);
-    tree.args(package.iter().flat_map(|package| ["--package", package]));
+    tree.args(["--edges", edges]).args(selected);
     let listed = tree.output().unwrap();
     assert!(listed.status.success(), "{}", String::from_utf8_lossy(&listed.stderr));
     let listed = String::from_utf8(listed.stdout).unwrap();
@@ -243,12 +241,25 @@ fn dependencies(package: Option<&str>) -> BTreeSet<String> {
 
 #[test]
 fn testing_one_crate_rebuilds_no_dependency() {
-    let workspace = dependencies(None);
+    // What build scripts and procedural macros need is built apart.
+    const EDGES: &str = "normal,dev,no-proc-macro";
+    let workspace = dependencies(EDGES, &[]);
     for package in ["kernels", "cache", "model", "runtime", "engine", "server"] {
         let package = format!("firebox-{package}");
-        let others: Vec<String> = dependencies(Some(&package)).difference(&workspace).cloned().collect();
+        let others: Vec<String> =
+            dependencies(EDGES, &["--package", &package]).difference(&workspace).cloned().collect();
         assert!(others.is_empty(), "firebox-features lacks features, for {package}: {others:?}");
     }
+}
+
+#[test]
+fn tests_on_an_accelerator_rebuild_burn_alone() {
+    const EDGES: &str = "normal,build,dev";
+    let with = dependencies(EDGES, &["--features", "ndarray,wgpu"]);
+    let of_burn = |name: &String| name.starts_with("burn") || name.starts_with("cubecl");
+    let others: Vec<String> =
+        dependencies(EDGES, &[]).difference(&with).filter(|name| !of_burn(name)).cloned().collect();
+    assert!(others.is_empty(), "firebox-features lacks what accelerators add to: {others:?}");
 }
 
 /// What the reason of an ignored test begins with: `.ci/run` runs `tool`, and `docs/TESTING.md` lists the others.

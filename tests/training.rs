@@ -167,16 +167,15 @@ fn every_family_learns() {
         };
         let first = loss(&tower);
         let before = first.clone().without_autodiff().try_into_scalar::<f32>().unwrap();
-        let mut gradients = first.backward();
-        let mut stepping = Stepping { gradients: &mut gradients, rate: 0.0, square: 0.0, missing: 0 };
+        let gradients = first.backward();
+        let mut stepping = Stepping { gradients: &gradients, rate: 0.0, square: 0.0, missing: 0 };
         let _ = burn::module::Module::map(tower.clone(), &mut stepping);
         let (square, missing) = (stepping.square, stepping.missing);
         assert_eq!(missing, 0, "{family}: every parameter has a gradient");
         // The decrease that a linear function would have.
         let wanted = 1e-3 * f64::from(before);
         let after = |rate: f64| {
-            let mut gradients = loss(&tower).backward();
-            let mut stepping = Stepping { gradients: &mut gradients, rate, square: 0.0, missing: 0 };
+            let mut stepping = Stepping { gradients: &gradients, rate, square: 0.0, missing: 0 };
             let stepped = burn::module::Module::map(tower.clone(), &mut stepping);
             loss(&stepped).without_autodiff().try_into_scalar::<f32>().unwrap()
         };
@@ -199,7 +198,7 @@ fn with_all_experts(family: &str, folder: &Path) -> PathBuf {
 }
 
 struct Stepping<'a> {
-    gradients: &'a mut burn::tensor::Gradients,
+    gradients: &'a burn::tensor::Gradients,
     rate: f64,
     square: f64,
     missing: usize,
@@ -211,7 +210,7 @@ impl burn::module::ModuleMapper for Stepping<'_> {
         param: burn::module::Param<Tensor<D>>,
     ) -> burn::module::Param<Tensor<D>> {
         param.map(|tensor| {
-            let Some(gradient) = tensor.grad_remove(self.gradients) else {
+            let Some(gradient) = tensor.grad(self.gradients) else {
                 self.missing += 1;
                 return tensor;
             };

@@ -1,7 +1,7 @@
 //! Decoding packed weights to f32.
 
 use super::arithmetic::Arithmetic;
-use super::panel::{BLOCK, CHUNK, IntegerPanel, IntegerRows, OUTPUTS, UnpackIntegerPanel};
+use super::panel::{BLOCK, CHUNK, IntegerPanel, IntegerRows, OUTPUTS, UnpackPanel};
 use super::place::Place;
 use crate::simd::{Kernel, Lanes, dispatch};
 
@@ -30,7 +30,7 @@ impl<W: IntegerRows> Kernel for Decode<'_, W> {
         for (index, values) in self.values.chunks_mut(OUTPUTS * inputs).enumerate() {
             let place = Place::new(0, index * OUTPUTS, self.outputs.max(OUTPUTS));
             for block in 0..inputs.div_ceil(BLOCK) {
-                L::call(UnpackIntegerPanel { weight: self.weight, row: place.row, block, panel: &mut panel });
+                L::call(UnpackPanel { weight: self.weight, row: place.row, block, panel: &mut panel });
                 for (lane, values) in values.chunks_exact_mut(inputs).enumerate() {
                     let values = &mut values[block * BLOCK..inputs.min((block + 1) * BLOCK)];
                     for (input, value) in values.iter_mut().enumerate() {

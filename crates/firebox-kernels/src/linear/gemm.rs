@@ -11,7 +11,7 @@ use super::integer_tile::IntegerTile;
 use super::multiplicand::{Input, Multiplicand, Part};
 use super::panel::{
     BLOCK, BLOCK_CHUNKS, BLOCK_STEPS, FloatPanel, FloatRows, Floats, IntegerPanel, IntegerRows, OUTPUTS,
-    TILE_OUTPUTS, UnpackFloatPanel, UnpackIntegerPanel,
+    TILE_OUTPUTS, UnpackPanel,
 };
 use super::place::Place;
 use super::q6k;
@@ -149,7 +149,7 @@ impl<W: FloatRows> Kernel for FloatProduct<'_, W> {
             let places = [Place::new(first, at, weight_rows), Place::new(first, at + OUTPUTS, weight_rows)];
             for block in 0..x.padded.div_ceil(BLOCK) {
                 for (Place { row, .. }, panel) in places.into_iter().zip(&mut panels) {
-                    L::call(UnpackFloatPanel { weight, row, block, panel });
+                    L::call(UnpackPanel { weight, row, block, panel });
                 }
                 L::call(TileProducts { tile: FloatTile { x, block, panels: &panels }, sums: &mut sums });
             }
@@ -209,7 +209,7 @@ impl<W: IntegerRows> Kernel for IntegerProduct<'_, W> {
     fn run<L: Lanes>(self) {
         let Self { x, weight, part: Part { first, weight_rows, mut results } } = self;
         match x.rows {
-            2.. if L::UNPACKS_ROWS == 1 => {}
+            2.. if !L::UNPACKS_FOR_ROWS => {}
             1 => return few_rows::<L, W, 1>(x, weight, first, weight_rows, &mut results),
             2 => return few_rows::<L, W, 2>(x, weight, first, weight_rows, &mut results),
             3 => return few_rows::<L, W, 3>(x, weight, first, weight_rows, &mut results),
@@ -222,7 +222,7 @@ impl<W: IntegerRows> Kernel for IntegerProduct<'_, W> {
             let places = [Place::new(first, at, weight_rows), Place::new(first, at + OUTPUTS, weight_rows)];
             for block in 0..x.chunks.div_ceil(BLOCK_CHUNKS) {
                 for (Place { row, .. }, panel) in places.into_iter().zip(&mut panels) {
-                    L::call(UnpackIntegerPanel { weight, row, block, panel });
+                    L::call(UnpackPanel { weight, row, block, panel });
                 }
                 for few in x.row_groups() {
                     let tile = IntegerTile::<W::Arithmetic>::new(few, block, &panels, W::ZERO);

@@ -255,30 +255,22 @@ pub(super) trait IntegerRows: Sync {
     fn unpack<L: Lanes, U: UnpackTarget<L>>(&self, row: usize, block: usize, unpacked: &mut U);
 }
 
-/// Unpacks one block of sixteen rows to a panel of floats.
-pub(super) struct UnpackFloatPanel<'a, W> {
+/// Unpacks one block of sixteen rows to a panel.
+pub(super) struct UnpackPanel<'a, W, P> {
     pub weight: &'a W,
     pub row: usize,
     pub block: usize,
-    pub panel: &'a mut FloatPanel,
+    pub panel: &'a mut P,
 }
 
-impl<W: FloatRows> Kernel for UnpackFloatPanel<'_, W> {
+impl<W: FloatRows> Kernel for UnpackPanel<'_, W, FloatPanel> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
         self.weight.unpack::<L>(self.row, self.block, self.panel);
     }
 }
 
-/// Unpacks one block of sixteen rows to a panel of integers.
-pub(super) struct UnpackIntegerPanel<'a, W> {
-    pub weight: &'a W,
-    pub row: usize,
-    pub block: usize,
-    pub panel: &'a mut IntegerPanel,
-}
-
-impl<W: IntegerRows> Kernel for UnpackIntegerPanel<'_, W> {
+impl<W: IntegerRows> Kernel for UnpackPanel<'_, W, IntegerPanel> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
         self.weight.unpack::<L, _>(self.row, self.block, self.panel);

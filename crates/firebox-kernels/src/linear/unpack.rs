@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use super::arithmetic::Arithmetic;
 use super::panel::{
     BLOCK, BLOCK_STEPS, CHUNK, FloatPanel, FloatRows, Floats, HALF_QUADS, IntegerPanel, IntegerRows, OUTPUTS,
-    UnpackFloatPanel, UnpackIntegerPanel,
+    UnpackPanel,
 };
 use super::place::Place;
 use crate::simd::{Kernel, LANES, Lanes};
@@ -31,7 +31,7 @@ impl<W: FloatRows> Kernel for Unpack<'_, W> {
         let Self { weight, place, inputs, values } = self;
         let mut panel = FloatPanel::default();
         for block in 0..inputs.div_ceil(BLOCK) {
-            L::call(UnpackFloatPanel { weight, row: place.row, block, panel: &mut panel });
+            L::call(UnpackPanel { weight, row: place.row, block, panel: &mut panel });
             L::call(Store { panel: &panel, place, block, inputs, values });
         }
     }
@@ -43,7 +43,7 @@ impl<W: IntegerRows> Kernel for UnpackIntegers<'_, W> {
         let Unpack { weight, place, inputs, values } = self.0;
         let (mut integers, mut panel) = (IntegerPanel::default(), FloatPanel::default());
         for block in 0..inputs.div_ceil(BLOCK) {
-            L::call(UnpackIntegerPanel { weight, row: place.row, block, panel: &mut integers });
+            L::call(UnpackPanel { weight, row: place.row, block, panel: &mut integers });
             let arithmetic = PhantomData::<W::Arithmetic>;
             L::call(Convert { integers: &integers, zero: W::ZERO, panel: &mut panel, arithmetic });
             L::call(Store { panel: &panel, place, block, inputs, values });

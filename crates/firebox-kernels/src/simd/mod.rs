@@ -41,9 +41,9 @@ pub(crate) trait Lanes: RowBytes {
     /// Rows of activations whose sums fit the registers beside two vectors of outputs.
     const TILE_ROWS: usize;
 
-    /// Most rows of activations that are multiplied with an integer weight while it is unpacked, without a
-    /// panel: 1 or 4.
-    const UNPACKS_ROWS: usize = 4;
+    /// Whether two to four rows of activations are multiplied with an integer weight while it is unpacked, as
+    /// a single row is. Otherwise they are multiplied with panels.
+    const UNPACKS_FOR_ROWS: bool = true;
 
     /// Runs a part of a kernel as a function of its own, which is compiled once for all kernels that call it.
     fn call(part: impl Kernel);

@@ -19,7 +19,7 @@ impl Lanes for Portable {
 
     const TILE_ROWS: usize = 2;
 
-    const UNPACKS_ROWS: usize = 1;
+    const UNPACKS_FOR_ROWS: bool = false;
 
     #[inline(never)]
     fn call(part: impl Kernel) {

@@ -45,7 +45,8 @@ impl Layout<'_> {
         if let Scheme::Bytes { .. } = self.packing.scheme
             && let Some(name) = self.stored.keys().find(|name| self.is(name, Dtype::F8E4M3))
         {
-            let reason = "FP8 without a weight_scale of its own; known are matrices with theirs beside them";
+            let reason =
+                "FP8 without a weight_scale of its own; only matrices with scales beside them are read";
             return Err(Fault::unsupported(field(name), reason));
         }
         if !found.is_empty() {
