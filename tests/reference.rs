@@ -74,7 +74,7 @@ fn check_all(folders: Vec<PathBuf>, at_least: usize) {
 
 #[test]
 fn reference_checkpoints() {
-    check_all(fixtures("reference"), 26);
+    check_all(fixtures("reference"), 27);
 }
 
 /// Stacks the experts of a checkpoint as some publishers store them.
@@ -113,10 +113,12 @@ fn stacked(source: &Path, folder: &Path) {
 #[test]
 fn experts_may_be_stored_as_one_tensor() {
     let mut failures = Vec::new();
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/reference/qwen3_5_moe_text");
-    let folder = tempfile::tempdir().unwrap();
-    stacked(&source, folder.path());
-    check(folder.path(), &source.join("expected.safetensors"), &mut failures);
+    for family in ["qwen3_5_moe_text", "qwen3_next"] {
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/reference").join(family);
+        let folder = tempfile::tempdir().unwrap();
+        stacked(&source, folder.path());
+        check(folder.path(), &source.join("expected.safetensors"), &mut failures);
+    }
     assert!(failures.is_empty(), "{} checks fail:\n{}", failures.len(), failures.join("\n"));
 }
 

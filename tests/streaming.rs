@@ -291,6 +291,7 @@ proptest! {
             "gguf/gemma3_text/model.gguf",
             "gguf/qwen3_moe/hf",
             "reference/qwen3_5_moe_text",
+            "reference/qwen3_next",
             "reference/glm4_moe",
             "reference/lfm2_moe",
         ] {

@@ -47,7 +47,7 @@ const FIXTURES: [&str; 6] = [
     "variants/mistral-window7-headdim12",
     "reference/qwen3_5_text",
     "reference/qwen3_moe",
-    "reference/qwen3_5_moe_text",
+    "reference/qwen3_next",
     "reference/lfm2_moe",
 ];
 

@@ -237,10 +237,22 @@ pub struct DeltaNetConfig {
     pub activation: Activation,
     /// Norm of every value head, before the gate.
     pub norm: NormConfig,
+    /// Layout of the projections.
+    pub projections: DeltaNetProjections,
     /// Whether `A_log` already holds the decay `-exp(A_log)`.
     pub decay_stored: bool,
     /// Whether value head `h` belongs to key head `h % key_heads` (and not `h / (value_heads / key_heads)`).
     pub value_heads_tiled: bool,
+}
+
+/// Layout of the inward projections of the gated delta rule.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DeltaNetProjections {
+    /// `in_proj_qkv`, `in_proj_z`, `in_proj_b` and `in_proj_a`
+    Separate,
+    /// `in_proj_qkvz` and `in_proj_ba`: one key head after the other, each with the value heads that belong to it.
+    Grouped,
 }
 
 /// Configuration of a feed-forward network.

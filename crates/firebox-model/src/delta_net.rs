@@ -1,7 +1,7 @@
 //! The gated delta rule as a mixer.
 
 use burn::module::{Module, Param};
-use burn::tensor::Tensor;
+use burn::tensor::{Device, Tensor};
 use firebox_cache::RecurrentState;
 use firebox_kernels::convolution::{ConvolutionParams, convolve};
 use firebox_kernels::delta::{DecayParams, Heads, Tokens, delta_rule};
@@ -9,7 +9,7 @@ use firebox_kernels::gate::gated;
 use firebox_kernels::host_device;
 
 use crate::ModelError;
-use crate::config::{Activation, DeltaNetConfig};
+use crate::config::{Activation, DeltaNetConfig, DeltaNetProjections};
 use crate::linear::Linear;
 use crate::norm::RmsNorm;
 use crate::rows::Rows;
@@ -22,10 +22,7 @@ use crate::weights::{Learned, Weights};
 /// shader's exponentials would show in the fourth digit of the logits.
 #[derive(Module, Debug)]
 pub struct GatedDeltaNet {
-    mixed: Linear,
-    gate: Linear,
-    step: Linear,
-    decay: Linear,
+    input: DeltaNetInput,
     output: Linear,
     norm: RmsNorm,
     /// `[channels, 1, kernel]`
@@ -37,6 +34,29 @@ pub struct GatedDeltaNet {
     config: DeltaNetConfig,
 }
 
+#[derive(Module, Debug)]
+enum DeltaNetInput {
+    Separate(SeparateInput),
+    Grouped(GroupedInput),
+}
+
+#[derive(Module, Debug)]
+struct SeparateInput {
+    mixed: Linear,
+    gate: Linear,
+    step: Linear,
+    decay: Linear,
+}
+
+/// Projections whose outputs lie one key head after the other.
+#[derive(Module, Debug)]
+struct GroupedInput {
+    /// Of a key head: query, key, values, gates.
+    mixed_gate: Linear,
+    /// Of a key head: steps, decays.
+    step_decay: Linear,
+}
+
 impl GatedDeltaNet {
     pub(crate) fn load(config: &DeltaNetConfig, weights: &Weights<'_>) -> Result<Self, ModelError> {
         let weights = weights.within("linear_attn.");
@@ -44,11 +64,20 @@ impl GatedDeltaNet {
         let values = config.value_heads * config.value_dim;
         let channels = config.channels();
         let inward = |name, width| Linear::load(&weights, name, config.hidden_size, width, false);
+        let input = match config.projections {
+            DeltaNetProjections::Separate => DeltaNetInput::Separate(SeparateInput {
+                mixed: inward("in_proj_qkv", channels)?,
+                gate: inward("in_proj_z", values)?,
+                step: inward("in_proj_b", config.value_heads)?,
+                decay: inward("in_proj_a", config.value_heads)?,
+            }),
+            DeltaNetProjections::Grouped => DeltaNetInput::Grouped(GroupedInput {
+                mixed_gate: inward("in_proj_qkvz", channels + values)?,
+                step_decay: inward("in_proj_ba", 2 * config.value_heads)?,
+            }),
+        };
         Ok(Self {
-            mixed: inward("in_proj_qkv", channels)?,
-            gate: inward("in_proj_z", values)?,
-            step: inward("in_proj_b", config.value_heads)?,
-            decay: inward("in_proj_a", config.value_heads)?,
+            input,
             output: Linear::load(&weights, "out_proj", values, config.hidden_size, false)?,
             norm: RmsNorm::load(&config.norm, &between)?,
             convolution: between.learned("conv1d.weight", [channels, 1, config.kernel], Learned::All)?,
@@ -69,9 +98,7 @@ impl GatedDeltaNet {
         let [count, _] = x.dims();
         let device = x.device();
         let between = host_device(&device);
-        let projections = [&self.mixed, &self.gate, &self.step, &self.decay];
-        let [mixed, gate, step, decay] =
-            Linear::forward_each(projections, x).map(|projected| projected.to_device(&between));
+        let [mixed, gate, step, decay] = self.project(x, &between);
         let mut parts: Vec<_> = rows
             .groups
             .iter()
@@ -87,6 +114,27 @@ impl GatedDeltaNet {
         let read = self.norm.forward(read.reshape([count * value_heads, value_dim]));
         let gated = gated(gate, read.reshape([count, value_heads * value_dim]), Activation::Silu);
         self.output.forward(gated.to_device(&device))
+    }
+
+    /// Returns queries, keys and values; gates; steps; and decays on a device.
+    fn project(&self, x: Tensor<2>, between: &Device) -> [Tensor<2>; 4] {
+        match &self.input {
+            DeltaNetInput::Separate(SeparateInput { mixed, gate, step, decay }) => {
+                Linear::forward_each([mixed, gate, step, decay], x)
+                    .map(|projected| projected.to_device(between))
+            }
+            DeltaNetInput::Grouped(GroupedInput { mixed_gate, step_decay }) => {
+                let [mixed_gate, step_decay] = Linear::forward_each([mixed_gate, step_decay], x)
+                    .map(|projected| projected.to_device(between));
+                let DeltaNetConfig { key_heads, value_heads, key_dim, value_dim, .. } = self.config;
+                let of_key_head = value_heads / key_heads;
+                let values = of_key_head * value_dim;
+                let [query, key, value, gate] =
+                    parts(mixed_gate, key_heads, [key_dim, key_dim, values, values]);
+                let [step, decay] = parts(step_decay, key_heads, [of_key_head, of_key_head]);
+                [Tensor::cat(vec![query, key, value], 1), gate, step, decay]
+            }
+        }
     }
 
     /// Returns each channel's causal convolution in f64.
@@ -125,4 +173,16 @@ impl DeltaNetConfig {
     pub(crate) fn channels(&self) -> usize {
         2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
     }
+}
+
+/// Divides rows of several heads into parts of every head, each as `[rows, heads * width]`.
+fn parts<const N: usize>(x: Tensor<2>, heads: usize, widths: [usize; N]) -> [Tensor<2>; N] {
+    let [rows, width] = x.dims();
+    let x = x.reshape([rows, heads, width / heads]);
+    let mut start = 0;
+    widths.map(|width| {
+        let part = x.clone().narrow(2, start, width).reshape([rows, heads * width]);
+        start += width;
+        part
+    })
 }

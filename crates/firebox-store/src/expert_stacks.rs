@@ -10,7 +10,7 @@ use crate::tensor_index::{Place, Span, TensorInfo};
 type Tensor = (TensorInfo, Place);
 
 /// Families that may store all experts of a layer as `gate_up_proj` and `down_proj` of three dimensions.
-const STACKED: [&str; 4] = ["qwen3_moe", "qwen3_5_moe", "qwen3_5_moe_text", "glm4_moe"];
+const STACKED: [&str; 5] = ["qwen3_moe", "qwen3_next", "qwen3_5_moe", "qwen3_5_moe_text", "glm4_moe"];
 
 /// The smallest size of an expert's matrix. Each becomes a tensor of its own: without this bound and that of the name,
 /// the names of tiny experts would take many times the file's size.

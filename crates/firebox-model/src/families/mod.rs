@@ -23,6 +23,7 @@ mod qwen2;
 mod qwen3;
 mod qwen3_5;
 mod qwen3_moe;
+mod qwen3_next;
 mod rope;
 mod seed_oss;
 mod smollm3;
@@ -37,7 +38,7 @@ use crate::fields::Fields;
 
 type ReadConfig = fn(&Fields<'_>) -> Result<DecoderConfig, ModelError>;
 
-const DECODERS: [(&str, ReadConfig); 28] = [
+const DECODERS: [(&str, ReadConfig); 29] = [
     ("cohere2", |fields| cohere2::COHERE2.read(fields)),
     ("ernie4_5", |fields| ernie4_5::ERNIE4_5.read(fields)),
     ("exaone4", |fields| exaone4::EXAONE4.read(fields)),
@@ -63,6 +64,7 @@ const DECODERS: [(&str, ReadConfig); 28] = [
     ("qwen3_5_moe_text", qwen3_5::mixture_config),
     ("qwen3_5_text", qwen3_5::config),
     ("qwen3_moe", qwen3_moe::config),
+    ("qwen3_next", qwen3_next::config),
     ("seed_oss", |fields| seed_oss::SEED_OSS.read(fields)),
     ("smollm3", smollm3::config),
     ("starcoder2", |fields| starcoder2::STARCODER2.read(fields)),

@@ -6,8 +6,8 @@ use super::common::{Common, Defaults, LayerKind};
 use super::mixture::{Mixture, gated_shared_expert};
 use crate::ModelError;
 use crate::config::{
-    AttentionConfig, BlockConfig, DecoderConfig, DeltaNetConfig, ExpertsConfig, FeedForwardConfig,
-    MixerConfig, RoutingConfig, TensorNames,
+    AttentionConfig, BlockConfig, DecoderConfig, DeltaNetConfig, DeltaNetProjections, ExpertsConfig,
+    FeedForwardConfig, MixerConfig, RoutingConfig, TensorNames,
 };
 use crate::fields::Fields;
 
@@ -74,7 +74,10 @@ pub(super) fn mixture_config(fields: &Fields<'_>) -> Result<DecoderConfig, Model
 }
 
 /// Returns a model of delta rule and gated attention layers that all have one kind of feed-forward network.
-fn hybrid(common: &Common<'_>, feed_forward: FeedForwardConfig) -> Result<DecoderConfig, ModelError> {
+pub(super) fn hybrid(
+    common: &Common<'_>,
+    feed_forward: FeedForwardConfig,
+) -> Result<DecoderConfig, ModelError> {
     let fields = &common.fields;
     let interval = fields.count("full_attention_interval")?.unwrap_or(4);
     let kinds = common.layer_kinds(|layer| {
@@ -130,6 +133,7 @@ fn delta_net(common: &Common<'_>) -> Result<DeltaNetConfig, ModelError> {
         kernel: fields.count("linear_conv_kernel_dim")?.unwrap_or(4),
         activation: common.activation,
         norm: common.plain_norm("norm", value_dim),
+        projections: DeltaNetProjections::Separate,
         decay_stored: hint("a_log_negated_exp")?,
         value_heads_tiled: hint("v_heads_tiled")?,
     })

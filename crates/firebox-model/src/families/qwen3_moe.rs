@@ -39,7 +39,7 @@ pub(super) fn config(fields: &Fields<'_>) -> Result<DecoderConfig, ModelError> {
 }
 
 /// Returns which layers have a mixture: those at whole steps that are not listed as dense.
-fn is_sparse<'a>(
+pub(super) fn is_sparse<'a>(
     fields: &Fields<'a>,
     experts: usize,
 ) -> Result<impl Fn(usize) -> bool + use<'a>, ModelError> {

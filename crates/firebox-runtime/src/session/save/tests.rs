@@ -10,8 +10,13 @@ use crate::residency::ResidencyOptions;
 use crate::session::operations::check_session_operations;
 use crate::{Account, device};
 
-const FIXTURES: [&str; 4] =
-    ["reference/llama", "variants/mistral-window7-headdim12", "reference/qwen3_5_text", "reference/lfm2"];
+const FIXTURES: [&str; 5] = [
+    "reference/llama",
+    "variants/mistral-window7-headdim12",
+    "reference/qwen3_5_text",
+    "reference/qwen3_next",
+    "reference/lfm2",
+];
 
 pub(crate) fn model(fixture: &str) -> Model {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures").join(fixture);
