@@ -18,8 +18,9 @@ use crate::embedding_request::RunningEmbeddings;
 use crate::error::EngineError;
 use crate::event::Event;
 use crate::in_flight::{BatchEntry, EmbeddingEntry, InFlightPass, StepResult, sessions};
-use crate::pass_chunks::PassChunks;
+use crate::pass_chunks::{Pace, PassChunks};
 use crate::prefill_pacer::PrefillPacer;
+use crate::recent_rows::RecentRows;
 use crate::sequence::{ComputedPrompt, Need, RequestId, Sequence};
 use crate::shield::{computed, shielded};
 
@@ -50,6 +51,8 @@ pub(crate) struct Batch {
     drafting: Duration,
     /// Decode steps that have begun.
     decode_steps: u64,
+    /// What clients have had of the passes.
+    recent: RecentRows,
 }
 
 /// The sink of events.
@@ -70,6 +73,7 @@ impl Batch {
             costs: PassCosts::default(),
             drafting: Duration::ZERO,
             decode_steps: 0,
+            recent: RecentRows::default(),
         }
     }
 
@@ -257,7 +261,7 @@ impl Batch {
     }
 
     fn has_waiting(&self, need: Need) -> bool {
-        let texts = || self.embeddings.prompts(&self.pacer).any(|(id, _)| !self.is_in_pass(id));
+        let texts = || self.embeddings.ready().any(|one| !self.is_in_pass(one.id));
         self.sequences.iter().any(|one| !one.held && one.need() == need && !self.is_in_pass(one.id))
             || (need == Need::Prefill && texts())
     }
@@ -270,18 +274,21 @@ impl Batch {
         sink: EventSink<'_>,
         result: &mut StepResult,
     ) -> Option<InFlightPass> {
-        let decoding = if needs.contains(&Need::Decode) { self.decoding() } else { Vec::new() };
+        let now = clock.now();
+        let decoding = if needs.contains(&Need::Decode) { self.decoding(now) } else { Vec::new() };
         self.draft(&decoding);
         let in_pass: Vec<RequestId> = self.in_pass().collect();
-        let layers = self.decoder.layers();
+        let decodes = self.sequences.iter().filter(|one| decoding.contains(&one.id));
+        let rows = decodes.map(|one| one.session.uncached_tokens()).sum();
+        let (layers, step) = (self.decoder.layers(), self.costs.seconds(rows));
         let PassChunks { lengths, texts } = PassChunks::new(
             needs,
             &self.sequences,
             &self.embeddings,
             &in_pass,
             &decoding,
-            &self.pacer,
-            layers,
+            Pace { pacer: &self.pacer, layers, step },
+            |client| self.standing(client, now),
         );
         let mut chunks: Vec<(usize, NextChunk)> = Vec::new();
         let mut failed = Vec::new();
@@ -400,6 +407,7 @@ impl Batch {
             self.prefill_rows = self.prefill_rows.max(rows);
         }
         let began = clock.now();
+        self.count_rows(&in_flight, began);
         self.collect_vectors(&in_flight, sink, result);
         let InFlightPass { pass, entries, took, began: pass_began, .. } = in_flight;
         let record = |batch: &mut Self, logits: usize, took: Duration| {

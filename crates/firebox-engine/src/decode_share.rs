@@ -12,6 +12,15 @@ const MOST_SLOWDOWN: f64 = 1.5;
 /// [`MOST_SLOWDOWN`] beside prompts, which may take as long again as the step.
 const SLOWDOWN_BESIDE_PROMPTS: f64 = 1.1;
 
+/// What waits or runs beside a decode step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Beside {
+    Nothing,
+    Prompts,
+    /// A prompt of a client that is [owed](crate::recent_rows::Standing::owed) rows.
+    OwedPrompt,
+}
+
 /// A sequence that needs a decode step.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Decoding<'c> {
@@ -23,10 +32,11 @@ pub(crate) struct Decoding<'c> {
 
 /// Returns for each sequence whether the next decode step takes it. Every client gets as many rows, by its weight, as the one
 /// with the fewest sequences has; more join, those first that have waited longest, as long as the step takes hardly longer for
-/// them by `seconds`, the time of a step by its rows, which is 0 where it is not known yet. `prefills` says whether prompts wait.
+/// them by `seconds`, the time of a step by its rows, which is 0 where it is not known yet. A client that is owed a prompt counts
+/// as one with a sequence.
 pub(crate) fn decode_share(
     decoding: &[Decoding<'_>],
-    prefills: bool,
+    beside: Beside,
     seconds: impl Fn(usize) -> f64,
 ) -> Vec<bool> {
     let mut order: Vec<usize> = (0..decoding.len()).collect();
@@ -35,10 +45,12 @@ pub(crate) fn decode_share(
     for Decoding { client, .. } in decoding {
         clients.entry(&client.name).or_insert((0, f64::from(client.weight.max(1)))).0 += 1;
     }
-    if clients.len() < 2 {
+    let owes = beside == Beside::OwedPrompt;
+    if clients.len() < 2 && !owes {
         return vec![true; decoding.len()];
     }
-    let fewest = clients.values().map(|(rows, weight)| *rows as f64 / weight).fold(f64::INFINITY, f64::min);
+    let rows = clients.values().map(|(rows, weight)| *rows as f64 / weight);
+    let fewest = rows.fold(if owes { 1.0 } else { f64::INFINITY }, f64::min);
     let mut left: BTreeMap<&str, usize> =
         clients.into_iter().map(|(name, (_, weight))| (name, ((fewest * weight) as usize).max(1))).collect();
     let mut takes = vec![false; decoding.len()];
@@ -49,7 +61,8 @@ pub(crate) fn decode_share(
         }
     }
     let fair = takes.iter().filter(|takes| **takes).count();
-    let most = seconds(fair) * if prefills { SLOWDOWN_BESIDE_PROMPTS } else { MOST_SLOWDOWN };
+    let slowdown = if beside == Beside::Nothing { MOST_SLOWDOWN } else { SLOWDOWN_BESIDE_PROMPTS };
+    let most = seconds(fair) * slowdown;
     let fits = |rows: &usize| most > 0.0 && seconds(*rows) <= most;
     let more = (fair + 1..=decoding.len()).take_while(fits).count();
     let others: Vec<usize> = order.into_iter().filter(|&at| !takes[at]).take(more).collect();
@@ -74,7 +87,7 @@ mod tests {
             });
             let each: Vec<_> = each.collect();
             let decoding: Vec<Decoding<'_>> = each.iter().map(|(.., one)| *one).collect();
-            let taken = decode_share(&decoding, false, &seconds);
+            let taken = decode_share(&decoding, Beside::Nothing, &seconds);
             let taken: Vec<(usize, usize)> = each
                 .iter()
                 .zip(taken)
@@ -112,10 +125,19 @@ mod tests {
             |at: usize| Decoding { client: &clients[at], priority: Priority::Normal, last_step: 0 };
         let decoding = [decoding(1), decoding(0), decoding(1), decoding(1)];
         assert_eq!(
-            decode_share(&decoding, true, |rows| 20.0 + 15.0 * rows as f64),
+            decode_share(&decoding, Beside::Prompts, |rows| 20.0 + 15.0 * rows as f64),
             [true, true, false, false]
         );
-        assert_eq!(decode_share(&decoding, true, |rows| 20.0 + rows as f64), [true; 4]);
+        assert_eq!(decode_share(&decoding, Beside::Prompts, |rows| 20.0 + rows as f64), [true; 4]);
+    }
+
+    #[test]
+    fn a_client_takes_turns_beside_a_prompt_that_another_is_owed() {
+        let client = Client::new("many");
+        let decoding = [Decoding { client: &client, priority: Priority::Normal, last_step: 0 }; 3];
+        let takes = |beside| decode_share(&decoding, beside, |rows| 20.0 + 15.0 * rows as f64);
+        assert_eq!(takes(Beside::OwedPrompt), [true, false, false]);
+        assert_eq!(takes(Beside::Prompts), [true; 3]);
     }
 
     #[test]

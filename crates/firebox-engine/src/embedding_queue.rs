@@ -60,6 +60,7 @@ impl EmbeddingQueue {
         let request = EmbeddingRequest {
             id,
             embedding,
+            client: client.clone(),
             priority: task.priority,
             timing: Timing::begin(now, meters),
             waited: None,

@@ -5,13 +5,14 @@ use std::time::Duration;
 use firebox_cache::SequenceCache;
 use firebox_runtime::decode::Timing;
 use firebox_runtime::{Embedding, EmbeddingChunk, Finish};
-use firebox_schedule::Priority;
+use firebox_schedule::{Client, Priority};
 
 use crate::error::EngineError;
 use crate::event::{EmbeddingSummary, Event};
 use crate::in_flight::EmbeddingEntry;
 use crate::prefill_chunks::Prompt;
 use crate::prefill_pacer::{PrefillPacer, Work};
+use crate::recent_rows::Standing;
 use crate::sequence::RequestId;
 
 /// A request for vectors of texts.
@@ -19,6 +20,7 @@ use crate::sequence::RequestId;
 pub(crate) struct EmbeddingRequest {
     pub id: RequestId,
     pub embedding: Embedding,
+    pub client: Client,
     pub priority: Priority,
     pub timing: Timing,
     /// How long it waited in the queue before it first ran.
@@ -94,13 +96,23 @@ impl RunningEmbeddings {
     }
 
     /// Returns what the requests that may run ask of a pass, as prompts.
-    pub fn prompts(&self, pacer: &PrefillPacer) -> impl Iterator<Item = (RequestId, Prompt)> {
-        let ready = |request: &&EmbeddingRequest| !self.yields && !request.held && !request.cancelled;
-        self.requests.iter().filter(ready).map(|request| {
-            let EmbeddingRequest { id, priority, embedding, .. } = request;
+    pub fn prompts(
+        &self,
+        pacer: &PrefillPacer,
+        standing: impl Fn(&Client) -> Standing,
+    ) -> impl Iterator<Item = (RequestId, Prompt)> {
+        self.ready().map(move |request| {
+            let EmbeddingRequest { id, priority, embedding, client, .. } = request;
             let row = pacer.layer_seconds(Work::new(1, embedding.depth()));
-            (*id, Prompt { priority: *priority, tokens: embedding.remaining(), row })
+            let tokens = embedding.remaining();
+            (*id, Prompt { priority: *priority, tokens, row, standing: standing(client) })
         })
+    }
+
+    /// Returns the requests that may run.
+    pub fn ready(&self) -> impl Iterator<Item = &EmbeddingRequest> {
+        let ready = |request: &&EmbeddingRequest| !self.yields && !request.held && !request.cancelled;
+        self.requests.iter().filter(ready)
     }
 
     /// Returns the caches of chunks, in order.

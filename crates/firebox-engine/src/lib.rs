@@ -34,6 +34,7 @@ mod pipeline;
 mod prefetcher;
 mod prefill_chunks;
 mod prefill_pacer;
+mod recent_rows;
 mod request;
 mod request_setup;
 mod request_status;

@@ -4,6 +4,8 @@ use std::cmp::Reverse;
 
 use firebox_schedule::Priority;
 
+use crate::recent_rows::Standing;
+
 /// A prompt, or the rest of one.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Prompt {
@@ -11,6 +13,8 @@ pub(crate) struct Prompt {
     pub tokens: usize,
     /// Seconds that a layer takes per token.
     pub row: f64,
+    /// Where its client stands.
+    pub standing: Standing,
 }
 
 /// Bounds of a prefill pass: rows that go through a layer together, and the seconds that they take.
@@ -39,7 +43,7 @@ impl PrefillBudget {
     }
 
     /// Returns how many rows of a prompt fit.
-    fn rows_of(self, prompt: &Prompt) -> usize {
+    pub fn rows_of(self, prompt: &Prompt) -> usize {
         self.rows.min((self.seconds / prompt.row) as usize)
     }
 
@@ -52,17 +56,23 @@ impl PrefillBudget {
 
 /// Returns how many tokens of each prompt go through the layers together. Prompts are in order of arrival.
 ///
-/// Higher priorities come first. Within a priority, the oldest prompt gets half, so that it makes progress whatever
-/// arrives, and the other half goes to the prompts with the fewest tokens left: a short prompt does not wait for a long one.
+/// Higher priorities come first, and within a priority clients that have had less lately. Of the first client, the oldest prompt
+/// gets half, so that it makes progress whatever arrives, and the other half goes to the prompts with the fewest tokens left: a
+/// short prompt does not wait for a long one.
 /// However small the budget, the oldest prompt gets one token and another prompt one.
 pub(crate) fn prefill_chunks(budget: PrefillBudget, prompts: &[Prompt]) -> Vec<usize> {
     let mut chunks = vec![0; prompts.len()];
-    let urgency = |at: usize| Reverse(prompts[at].priority);
-    let Some(first) = (0..prompts.len()).min_by_key(|&at| urgency(at)) else { return chunks };
+    let by_turn = |&one: &usize, &other: &usize| {
+        let [one, other] = [one, other].map(|at| &prompts[at]);
+        Reverse(one.priority)
+            .cmp(&Reverse(other.priority))
+            .then(one.standing.recent.total_cmp(&other.standing.recent))
+    };
+    let Some(first) = (0..prompts.len()).min_by(by_turn) else { return chunks };
     chunks[first] = budget.half().rows_of(&prompts[first]).max(1).min(prompts[first].tokens);
     let mut left = budget.after(chunks[first], &prompts[first]);
     let mut order: Vec<usize> = (0..prompts.len()).collect();
-    order.sort_by_key(|&at| (urgency(at), prompts[at].tokens));
+    order.sort_by(|one, other| by_turn(one, other).then(prompts[*one].tokens.cmp(&prompts[*other].tokens)));
     for (place, at) in order.into_iter().enumerate() {
         let least = usize::from(place == 0 && at != first);
         let more = left.rows_of(&prompts[at]).max(least).min(prompts[at].tokens - chunks[at]);
@@ -81,7 +91,7 @@ mod tests {
     const PRIORITIES: [Priority; 3] = [Priority::Background, Priority::Normal, Priority::Interactive];
 
     fn normal(tokens: usize) -> Prompt {
-        Prompt { priority: Priority::Normal, tokens, row: 0.001 }
+        Prompt { priority: Priority::Normal, tokens, row: 0.001, standing: Standing::default() }
     }
 
     fn rows(rows: usize) -> PrefillBudget {
@@ -100,6 +110,14 @@ mod tests {
         );
         let urgent = Prompt { priority: Priority::Interactive, ..normal(40) };
         assert_eq!(prefill_chunks(rows(16), &[normal(1000), normal(5), urgent]), [0, 0, 16]);
+    }
+
+    #[test]
+    fn clients_that_had_less_go_first() {
+        let of = |recent, tokens| Prompt { standing: Standing { recent, owed: 0 }, ..normal(tokens) };
+        assert_eq!(prefill_chunks(rows(16), &[of(900.0, 1000), of(30.0, 24)]), [0, 16]);
+        assert_eq!(prefill_chunks(rows(16), &[of(900.0, 1000), of(30.0, 9)]), [7, 9]);
+        assert_eq!(prefill_chunks(rows(16), &[of(9.0, 40), of(9.0, 24), of(90.0, 2)]), [8, 8, 0]);
     }
 
     #[test]

@@ -163,10 +163,12 @@ impl PrefillPacer {
     }
 
     /// Returns how much of the prompts goes through `layers` layers in a pass that decodes as well: it may take as long again
-    /// as the pass would alone, and has at most twice the rows of the last one, because their cost is a guess.
-    pub fn joint(&self, layers: usize) -> PrefillBudget {
+    /// as the pass would alone, which is `step` seconds if they are known, and has at most twice the rows of the last one,
+    /// because their cost is a guess.
+    pub fn joint(&self, layers: usize, step: f64) -> PrefillBudget {
         let rows = self.joint.map_or(FIRST_ROWS, |(rows, _)| (2 * rows).max(FIRST_ROWS));
-        let seconds = self.step.map_or(f64::INFINITY, |step| step / layers.max(1) as f64);
+        let step = Some(step).filter(|step| *step > 0.0).or(self.step);
+        let seconds = step.map_or(f64::INFINITY, |step| step / layers.max(1) as f64);
         PrefillBudget { rows, seconds }
     }
 
@@ -231,7 +233,7 @@ mod tests {
                 pacer.record_pass(Need::Decode, ms(30.0));
                 continue;
             }
-            let budget = pacer.joint(10);
+            let budget = pacer.joint(10, 0.0);
             let row = pacer.layer_seconds(Work::new(1, 0));
             rows = budget.rows.min((budget.seconds / row) as usize).max(1);
             let layer = ms(0.5 + 0.1 * rows as f64);

@@ -33,7 +33,7 @@ impl Client {
     }
 
     /// Returns what `amount` is in units of the client's weight.
-    pub(crate) fn by_weight(&self, amount: f64) -> f64 {
+    pub fn by_weight(&self, amount: f64) -> f64 {
         amount / f64::from(self.weight.max(1))
     }
 }
