@@ -43,6 +43,9 @@ pub struct ChatArgs {
     /// Go on with the conversation in this file, if there is one, and keep it there after every answer
     #[arg(long, value_name = "FILE")]
     session: Option<PathBuf>,
+    /// Let answers go on that only repeat themselves; --ignore-eos does too
+    #[arg(long)]
+    no_loop_guard: bool,
     #[command(flatten)]
     generating: GeneratingArgs,
 }
@@ -95,6 +98,7 @@ fn begin(
     let model = args.generating.open(path, console)?;
     let trace = args.generating.tracing.begin(&model);
     let config = args.generating.config(&model, console)?;
+    let config = config.with_loop_guard(!args.no_loop_guard && !args.generating.ignore_eos);
     let prompting = &args.generating.prompt;
     let mut script = Script::with_template(&model, prompting.template.template(&model)?)?;
     script.set_thinking(prompting.thinking());

@@ -220,6 +220,8 @@ impl ChatSession {
         let is_stopped = answered.finish == Finish::Cancelled;
         if is_stopped {
             console.note("(stopped)");
+        } else if answered.finish == Finish::Repetition {
+            console.note("(ended: the answer only repeated itself; --no-loop-guard lets it go on)");
         }
         // Stopped before its first token, the question may not be read as a whole.
         let capacity = self.capacity();

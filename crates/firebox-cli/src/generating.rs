@@ -196,6 +196,7 @@ pub fn speed(summary: &Summary) -> String {
             Finish::Stop => "the model ended",
             Finish::Length => "length reached",
             Finish::Cancelled => "cancelled",
+            Finish::Repetition => "it repeated itself",
         },
     )
 }

@@ -144,7 +144,7 @@ impl Conversation {
         self.note.answers += 1;
         let ended = match summary.finish {
             Finish::Stop => Ended::Stop,
-            Finish::Length => Ended::Length,
+            Finish::Length | Finish::Repetition => Ended::Length,
             Finish::Cancelled => Ended::Listener,
         };
         Ok(Answer { text: summary.text, ended, tokens: summary.tokens.len() as u64 })

@@ -53,7 +53,7 @@ impl Model {
             script: Script::new(self)?,
             session: capacity.apply_to(self.session()?),
             capacity,
-            config: GenerationConfig::new(),
+            config: GenerationConfig::new().with_loop_guard(true),
             system: None,
             due: Due::Opening,
         })

@@ -77,6 +77,10 @@ const SAMPLING: &[Field] = &[
     field("seed"),
     field("stop"),
     told("ignore_eos", "continues after the model's end token"),
+    told(
+        "loop_guard",
+        "ends an answer that only repeats itself; sessions do unless this is false or `ignore_eos` is true",
+    ),
     object("speculation", &[told("lookup", "drafts by looking up how the text continued before")]),
 ];
 

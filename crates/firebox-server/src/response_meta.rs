@@ -10,7 +10,7 @@ use crate::ids::{random_id, unix_time};
 /// Returns OpenAI's name for why a choice ended.
 pub(crate) fn finish_reason(finish: Finish, calls: usize) -> &'static str {
     match finish {
-        Finish::Length => "length",
+        Finish::Length | Finish::Repetition => "length",
         Finish::Stop if calls > 0 => "tool_calls",
         Finish::Stop | Finish::Cancelled => "stop",
     }

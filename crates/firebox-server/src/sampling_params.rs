@@ -76,7 +76,8 @@ pub(crate) fn generation_config(
     let mut config = GenerationConfig::new()
         .with_context(served.require_context()?)
         .with_end_tokens(served.model.end_tokens())
-        .with_ignore_end(fields.boolean("ignore_eos")?.unwrap_or(false));
+        .with_ignore_end(fields.boolean("ignore_eos")?.unwrap_or(false))
+        .with_loop_guard(fields.boolean("loop_guard")?.unwrap_or(false));
     config.max_tokens = max_tokens;
     config.stop = stop;
     config.grammar = grammar(fields)?;

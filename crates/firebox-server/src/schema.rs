@@ -113,6 +113,8 @@ pub(crate) struct Sampling {
     stop: Option<Texts>,
     /// Continues after the model's end token.
     ignore_eos: Option<bool>,
+    /// Ends an answer that only repeats itself. In sessions the default is true, unless `ignore_eos` is.
+    loop_guard: Option<bool>,
     speculation: Option<SpeculationOptions>,
 }
 

@@ -190,6 +190,7 @@ async fn answer(request: SessionRequest, body: ParsedBody) -> Result<Response, A
     let mut config = sampling_params::generation_config(&fields, &guard.tree.served)?;
     // The session evicts turns before the context is full.
     config.context = None;
+    config.loop_guard |= fields.get("loop_guard").is_none() && !config.ignore_end;
     let (field, grammar) = (sampling_params::grammar_field(&fields), config.grammar.as_ref());
     let compiled = app.compile_grammar(field, grammar, &guard.tree.served, &scope).await?;
     let mut request = guard.tree.served.request(Vec::new()).with_config(config);

@@ -11,6 +11,8 @@ mod engine;
 mod failures;
 #[path = "sessions/refusals.rs"]
 mod refusals;
+#[path = "sessions/repetition.rs"]
+mod repetition;
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::SocketAddr;

@@ -36,6 +36,25 @@ fn a_conversation_goes_through_a_pipe_line_by_line() {
     assert!(ran.stdout.contains(messages[6]["content"].as_str().unwrap()));
 }
 
+#[test]
+fn an_answer_that_only_repeats_itself_ends() {
+    let chat = |options: &[&str]| {
+        let mut args = args!["chat", "--temp", "0", "--logit-bias", "9=1000", "-n", "300"].to_vec();
+        args.extend(options.iter().map(Into::into));
+        firebox_fed(&args, "Hello\n/stats\n").ends_with(0)
+    };
+    let ran = chat(&[]);
+    assert!(
+        ran.stderr.contains("only repeated itself") && ran.stderr.contains("256 tokens"),
+        "{}",
+        ran.stderr
+    );
+    for option in ["--no-loop-guard", "--ignore-eos"] {
+        let ran = chat(&[option]);
+        assert!(!ran.stderr.contains("repeated") && ran.stderr.contains("300 tokens"), "{}", ran.stderr);
+    }
+}
+
 /// Two processes say what one would have said.
 #[test]
 fn a_conversation_outlives_its_process() {

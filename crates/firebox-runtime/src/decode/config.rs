@@ -28,6 +28,8 @@ pub struct GenerationConfig {
     pub end_tokens: Vec<u32>,
     /// Continues after a token that would end it, unless a grammar has permitted the end.
     pub ignore_end: bool,
+    /// Ends once the same tokens, up to 512 of them, have followed one another eight times and fill 256 tokens or more.
+    pub loop_guard: bool,
     /// The text continues that of the prompt, so that a space before its first word is kept, as it is under a grammar.
     /// Otherwise the text begins anew.
     pub continues: bool,
@@ -78,6 +80,13 @@ impl GenerationConfig {
     #[must_use]
     pub fn with_ignore_end(mut self, ignore: bool) -> Self {
         self.ignore_end = ignore;
+        self
+    }
+
+    /// Sets [`loop_guard`](Self::loop_guard).
+    #[must_use]
+    pub fn with_loop_guard(mut self, guard: bool) -> Self {
+        self.loop_guard = guard;
         self
     }
 

@@ -15,6 +15,7 @@ mod output;
 mod paused_file;
 mod paused_generation;
 mod piece;
+mod repetition;
 mod sampler;
 mod sampler_config;
 mod scores;

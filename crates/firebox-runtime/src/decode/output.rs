@@ -238,6 +238,11 @@ impl OutputState {
         self.finish
     }
 
+    /// Returns whether the answer ends once it only repeats itself.
+    pub(crate) fn has_loop_guard(&self) -> bool {
+        self.config.loop_guard
+    }
+
     /// Returns how many more tokens the answer may have, in a sequence that has `length`.
     pub(crate) fn room(&self, length: usize) -> usize {
         let asked = self.config.max_tokens.map_or(usize::MAX, |most| most.saturating_sub(self.count()));

@@ -49,7 +49,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::decode::{GenerationConfig, LogProbabilities, OutputState, SamplerConfig};
+    use crate::decode::{Finish, GenerationConfig, LogProbabilities, OutputState, SamplerConfig};
     use crate::session::save::tests::{bits, model, some_tokens};
     use crate::{Generation, LookupDrafter, Speculation, Summary};
 
@@ -216,6 +216,31 @@ mod tests {
             prop_assert_eq!(pieces, expected_pieces);
             prop_assert_eq!(next, expected_next);
         }
+    }
+
+    /// A token that is always the likeliest ends an answer at the same place, interrupted or not and drafted or not.
+    #[test]
+    fn an_answer_that_repeats_itself_ends() {
+        use Interruption::{Paused, WithoutWhatWasSaid, Written};
+        let sampler = SamplerConfig { logit_bias: [(9, 1000.0)].into(), ..SamplerConfig::default() };
+        let config = |most| GenerationConfig {
+            max_tokens: Some(most),
+            loop_guard: true,
+            sampler: sampler.clone(),
+            ..GenerationConfig::default()
+        };
+        let interrupted = [(31, Written), (100, WithoutWhatWasSaid), (255, Paused)];
+        for (interrupted, drafts) in
+            [(&[][..], false), (&[][..], true), (&interrupted, false), (&interrupted, true)]
+        {
+            let (summary, pieces, _) = answer(&models()[0], &config(400), interrupted, drafts);
+            assert_eq!((summary.finish, summary.tokens), (Finish::Repetition, vec![9; 256]));
+            assert_eq!(pieces.iter().map(|(_, text, _)| text.as_str()).collect::<String>(), summary.text);
+        }
+        let unguarded = GenerationConfig { loop_guard: false, ..config(400) };
+        assert_eq!(answer(&models()[0], &unguarded, &[], false).0.tokens.len(), 400);
+        let (summary, ..) = answer(&models()[0], &config(255), &[], false);
+        assert_eq!(summary.finish, Finish::Length);
     }
 
     /// As much as a request of a server may ask for.

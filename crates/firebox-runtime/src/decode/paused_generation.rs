@@ -21,6 +21,9 @@ pub struct PausedGeneration {
     stop: Vec<String>,
     end_tokens: Vec<u32>,
     ignore_end: bool,
+    /// Absent in files that are older than the guard.
+    #[serde(default)]
+    loop_guard: bool,
     continues: bool,
     grammar: Option<Grammar>,
     logprobs: Option<usize>,
@@ -88,6 +91,7 @@ impl PausedGeneration {
             stop,
             end_tokens,
             ignore_end,
+            loop_guard,
             continues,
             sampler,
             grammar,
@@ -106,6 +110,7 @@ impl PausedGeneration {
             stop,
             end_tokens,
             ignore_end,
+            loop_guard,
             continues,
             grammar,
             logprobs,
@@ -147,6 +152,7 @@ impl PausedGeneration {
             stop: self.stop.clone(),
             end_tokens: self.end_tokens.clone(),
             ignore_end: self.ignore_end,
+            loop_guard: self.loop_guard,
             continues: self.continues,
             grammar: self.grammar.clone(),
             logprobs: self.logprobs,

@@ -14,6 +14,8 @@ pub enum Finish {
     Length,
     /// The caller ended it.
     Cancelled,
+    /// It only [repeated itself](crate::GenerationConfig::loop_guard).
+    Repetition,
 }
 
 /// One generated token and the text that is now certain.

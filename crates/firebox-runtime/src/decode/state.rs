@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::decode::branch::DraftBranch;
+use crate::decode::repetition::ends_in_a_loop;
 use crate::decode::{
     DRAFT_TOKENS, Finish, OutputState, PartialOutput, PausedGeneration, Piece, Scores, Speculation, Summary,
     Timing,
@@ -124,7 +125,18 @@ impl DecodeState {
         }
         self.timing.generated();
         self.append(token, session, speculation);
-        Ok(Advance::Token(self.output.add(token)))
+        let mut piece = self.output.add(token);
+        if self.output.has_loop_guard() && self.repeats(session) {
+            piece.text.extend(self.end(Finish::Repetition).map(|rest| rest.text));
+        }
+        Ok(Advance::Token(piece))
+    }
+
+    /// Returns whether the answer has not ended and only repeats itself.
+    fn repeats(&self, session: &Session) -> bool {
+        let sequence = &session.tokens()[..self.len(session)];
+        let answer = &sequence[sequence.len().saturating_sub(self.output.count())..];
+        self.output.finish().is_none() && ends_in_a_loop(answer)
     }
 
     /// Ends the answer where it is, and returns the text that was held back.

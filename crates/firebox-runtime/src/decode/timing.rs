@@ -72,7 +72,7 @@ impl Timing {
         let counter = match finish {
             None => Counter::FailedRequests,
             Some(Finish::Cancelled) => Counter::CancelledRequests,
-            Some(Finish::Stop | Finish::Length) => Counter::FinishedRequests,
+            Some(Finish::Stop | Finish::Length | Finish::Repetition) => Counter::FinishedRequests,
         };
         self.meters.add(counter, 1);
     }

@@ -10,6 +10,7 @@ function about(turn, actions) {
     if (answer.tokens_per_second > 0) parts.push(`${rate(answer.tokens_per_second)} tokens/s`);
     if (answer.finish === "length") parts.push("maximum length reached");
     if (answer.finish === "cancelled") parts.push("cancelled");
+    if (answer.finish === "repetition") parts.push("ended, as it only repeated itself");
   }
   if (turn.evicted) parts.push("evicted from memory");
   else if (turn.hidden) parts.push(`hidden: ${turn.hidden}`);

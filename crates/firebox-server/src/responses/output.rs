@@ -108,7 +108,7 @@ impl Output {
                 }
             }
             Event::Finished(outcome) => {
-                let cut = outcome.summary.finish == Finish::Length;
+                let cut = matches!(outcome.summary.finish, Finish::Length | Finish::Repetition);
                 let status = if cut { "incomplete" } else { "completed" };
                 for part in self.parser.finish() {
                     self.add_part(part, status);

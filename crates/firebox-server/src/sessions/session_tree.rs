@@ -229,9 +229,10 @@ impl SessionTree {
         let summary = outcome.summary;
         *self.tree.session(asked.branch)? = outcome.session;
         let head = self.transcripts.get(&asked.branch).and_then(|transcripts| transcripts.head.clone());
-        // Transcripts distinguish cancelled answers; OpenAI's names do not.
+        // Transcripts distinguish what OpenAI's names do not.
         let finish = match summary.finish {
             Finish::Cancelled => "cancelled",
+            Finish::Repetition => "repetition",
             finish => finish_reason(finish, 0),
         };
         let answer = Answer {
