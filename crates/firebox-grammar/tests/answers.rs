@@ -8,7 +8,7 @@ use firebox_grammar::{Constraint, Grammar};
 use firebox_text::{CallSyntax, CallableTool, GgufVocabulary, TextAssets, Tokenizer, TokenizerSource};
 use serde_json::{Value, json};
 
-const MARKS: [&str; 18] = [
+const MARKS: [&str; 31] = [
     "<tool_call>",
     "</tool_call>",
     "<|python_tag|>",
@@ -27,6 +27,19 @@ const MARKS: [&str; 18] = [
     "<|end|>",
     "<|call|>",
     "<think>",
+    "<tool_calls>",
+    "</tool_calls>",
+    "<minimax:tool_call>",
+    "</minimax:tool_call>",
+    "<｜DSML｜function_calls>",
+    "</｜DSML｜function_calls>",
+    "<|tool_call_start|>",
+    "<|tool_call_end|>",
+    "<|tool_call>",
+    "<tool_call|>",
+    "<|tool_calls_section_begin|>",
+    "<|tool_call_begin|>",
+    "<|tool_call_argument_begin|>",
 ];
 
 /// A tokenizer of bytes, whose marks are control tokens or text.
@@ -83,7 +96,7 @@ fn stops(grammar: &Grammar, tokenizer: &Arc<Tokenizer>, text: &str, behind: &str
     assert_eq!(found, text[..at], "{text}");
 }
 
-const CALLS: [(CallSyntax, &str); 14] = [
+const CALLS: [(CallSyntax, &str); 21] = [
     (CallSyntax::Tagged, "<tool_call>\n{\"name\": \"lamp\", \"arguments\": ARGS}\n</tool_call>"),
     (CallSyntax::Bare, "{\"name\": \"lamp\", \"parameters\": ARGS}"),
     (CallSyntax::Bare, "<|python_tag|>{\"name\": \"lamp\", \"parameters\": ARGS}"),
@@ -105,6 +118,22 @@ const CALLS: [(CallSyntax, &str); 14] = [
          <|constrain|>json<|message|>ARGS",
     ),
     (CallSyntax::Channels, " to=functions.lamp<|channel|>commentary json<|message|>ARGS"),
+    (CallSyntax::Enclosed, "<tool_calls>[{\"name\": \"lamp\", \"arguments\": ARGS}]</tool_calls>"),
+    (CallSyntax::Enclosed, "<tool_calls>{\"name\": \"lamp\", \"arguments\": ARGS}</tool_calls>"),
+    (
+        CallSyntax::Invoked,
+        "<minimax:tool_call>\n{\"name\": \"lamp\", \"arguments\": ARGS}\n</minimax:tool_call>",
+    ),
+    (
+        CallSyntax::Dsml,
+        "<｜DSML｜function_calls>\n{\"name\": \"lamp\", \"arguments\": ARGS}\n</｜DSML｜function_calls>",
+    ),
+    (CallSyntax::Pythonic, "<|tool_call_start|>{\"name\": \"lamp\", \"arguments\": ARGS}<|tool_call_end|>"),
+    (CallSyntax::Braced, "<|tool_call>{\"name\": \"lamp\", \"arguments\": ARGS}<tool_call|>"),
+    (
+        CallSyntax::Sections,
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.lamp:0<|tool_call_argument_begin|>ARGS<|tool_call_end|>",
+    ),
 ];
 
 /// A call with these arguments.

@@ -84,6 +84,13 @@ pub struct FunctionCall {
     pub arguments: Value,
 }
 
+impl FunctionCall {
+    /// A call with its arguments as a JSON text.
+    pub(crate) fn new(name: &str, arguments: Map<String, Value>) -> Self {
+        Self { name: name.to_owned(), arguments: Value::String(Value::Object(arguments).to_string()) }
+    }
+}
+
 fn function_kind() -> String {
     "function".to_owned()
 }

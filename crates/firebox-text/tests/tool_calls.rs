@@ -118,6 +118,96 @@ fn arguments_are_returned_as_they_arrive() {
     assert_eq!(pieces, [0, 0, 0, 1, 1, 1, 0]);
 }
 
+/// Texts in markup are no exception; other values are known once they are whole.
+#[test]
+fn arguments_in_markup_are_returned_as_they_arrive() {
+    let cases = [
+        (
+            CallSyntax::Tagged,
+            "<tool_call>\n<function=weather>\n",
+            "<parameter=place>\n",
+            "\n</parameter>\n",
+            "</function>\n</tool_call>",
+        ),
+        (
+            CallSyntax::Tagged,
+            "<tool_call>weather\n",
+            "<arg_key>place</arg_key>\n<arg_value>",
+            "</arg_value>\n",
+            "</tool_call>",
+        ),
+        (
+            CallSyntax::Invoked,
+            "<minimax:tool_call>\n<invoke name=\"weather\">\n",
+            "<parameter name=\"place\">",
+            "</parameter>\n",
+            "</invoke>\n</minimax:tool_call>",
+        ),
+        (
+            CallSyntax::Dsml,
+            "<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"other\">\n",
+            "<｜DSML｜parameter name=\"place\" string=\"true\">",
+            "</｜DSML｜parameter>\n",
+            "</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+        ),
+    ];
+    for (syntax, begins, key, after, ends) in cases {
+        let mut reader = CallReader::new(syntax, &tools());
+        let mut arguments = |piece: &str| -> String {
+            let parts = reader.push(piece).into_iter().filter_map(|part| match part {
+                AnswerPart::Arguments(text) => Some(text),
+                _ => None,
+            });
+            parts.collect()
+        };
+        let pieces = [begins, key, "Zü", "rich \"1\"\n<", "/p", after, ends].map(&mut arguments);
+        assert_eq!(pieces.concat(), "{\"place\": \"Zürich \\\"1\\\"\\n</p\"}", "{syntax:?}: {pieces:?}");
+        assert_eq!(pieces[..3].concat(), "{\"place\": \"Zü", "{syntax:?}: {pieces:?}");
+    }
+}
+
+#[test]
+fn several_calls_share_their_marks() {
+    let found = json!(["weather", {"place": "a", "days": 3}]);
+    let invoke = |prefix: &str, text: &str, number: &str| {
+        format!(
+            "<{prefix}invoke name=\"weather\">\n<{prefix}parameter name=\"place\"{text}>a</{prefix}parameter>\n\
+             <{prefix}parameter name=\"days\"{number}>3</{prefix}parameter>\n</{prefix}invoke>\n"
+        )
+    };
+    let (plain, dsml) = (invoke("", "", ""), invoke("｜DSML｜", " string=\"true\"", " string=\"false\""));
+    let python = "weather(place='a', days=3)";
+    let braced = "<|tool_call>call:weather{place:<|\"|>a<|\"|>,days:3}<tool_call|>";
+    let section = "<|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>{\"place\": \"a\", \"days\": 3}<|tool_call_end|>";
+    let object = "{\"name\": \"weather\", \"arguments\": {\"place\": \"a\", \"days\": 3}}";
+    for (syntax, text) in [
+        (CallSyntax::Invoked, format!("<minimax:tool_call>\n{plain}{plain}</minimax:tool_call>")),
+        (CallSyntax::Dsml, format!("<｜DSML｜function_calls>\n{dsml}{dsml}</｜DSML｜function_calls>")),
+        (CallSyntax::Dsml, format!("<｜DSML｜tool_calls>\n{dsml}\n{dsml}</｜DSML｜tool_calls>")),
+        (CallSyntax::Pythonic, format!("<|tool_call_start|>[{python}, {python}]<|tool_call_end|>")),
+        (CallSyntax::Braced, format!("{braced}{braced}")),
+        (
+            CallSyntax::Sections,
+            format!("<|tool_calls_section_begin|>{section}{section}<|tool_calls_section_end|>"),
+        ),
+        (
+            CallSyntax::Enclosed,
+            format!("<tool_calls>\n{object}\n</tool_calls><TOOLCALL>[{object}]</TOOLCALL>"),
+        ),
+    ] {
+        says(syntax, &format!("I look.\n{text}"), json!(["I look.", found, found]));
+        says(syntax, &format!("{text}\nSo"), json!([found, found, "\nSo"]));
+    }
+    for (syntax, text) in [
+        (CallSyntax::Invoked, "<minimax:tool_call>\n<invoke name=\"two words\">"),
+        (CallSyntax::Pythonic, "<|tool_call_start|>[weather(]<|tool_call_end|>"),
+        (CallSyntax::Braced, "<|tool_call>weather{}<tool_call|> b"),
+        (CallSyntax::Sections, "<|tool_call_begin|>two words<|tool_call_argument_begin|>{}"),
+    ] {
+        says(syntax, text, json!([text]));
+    }
+}
+
 #[test]
 fn functions_are_in_a_list() {
     let says = |text: &str, expected| says(CallSyntax::Functions, text, expected);
@@ -259,6 +349,12 @@ fn syntaxes_are_recognized_by_their_templates() {
     assert_eq!(of("'<|tool|>' + message['tools'] + '<|/tool|>'"), CallSyntax::Functions);
     assert_eq!(of("name + '<｜tool▁sep｜>' + arguments"), CallSyntax::Separated);
     assert_eq!(of("'<｜tool▁sep｜>' + name + '\\n```json\\n'"), CallSyntax::SeparatedFence);
+    assert_eq!(of("'<tool_calls>' + calls"), CallSyntax::Enclosed);
+    assert_eq!(of("{{- '<minimax:tool_call>' }}"), CallSyntax::Invoked);
+    assert_eq!(of("{% set dsml = '｜DSML｜' %}"), CallSyntax::Dsml);
+    assert_eq!(of("'<|tool_call_start|>[' + name"), CallSyntax::Pythonic);
+    assert_eq!(of("'<|tool_call>call:' + name"), CallSyntax::Braced);
+    assert_eq!(of("'<|tool_call_begin|>' + id"), CallSyntax::Sections);
     assert_eq!(of("'<|channel|>commentary json<|message|>' + arguments + '<|call|>'"), CallSyntax::Channels);
 }
 
@@ -316,6 +412,35 @@ fn text() -> impl Strategy<Value = String> {
         "<|message|>",
         "<|end|>",
         "<|call|>",
+        "<minimax:tool_call>",
+        "</minimax:tool_call>",
+        "<invoke name=\"weather\">",
+        "<parameter name=\"place\">",
+        "</invoke>",
+        "</parameter>",
+        "<｜DSML｜function_calls>",
+        "<｜DSML｜invoke name=\"weather\">",
+        "<｜DSML｜parameter name=\"days\" string=\"false\">",
+        "</｜DSML｜invoke>",
+        "</｜DSML｜parameter>",
+        "</｜DSML｜function_calls>",
+        "<|tool_call_start|>",
+        "[weather(place=",
+        "<|tool_call_end|>",
+        "'",
+        "(",
+        ")",
+        "=",
+        "<|tool_call>",
+        "call:weather{",
+        "<|\"|>",
+        "<tool_call|>",
+        "<|tool_calls_section_begin|>",
+        "<|tool_call_begin|>",
+        "functions.weather:0",
+        "<|tool_call_argument_begin|>",
+        "<tool_calls>",
+        "</tool_calls>",
         "\"name\": \"noop\", ",
         "\"arguments\": ",
         "{\"function\": {\"name\": \"weather\", \"arguments\": {\"place\": \"",

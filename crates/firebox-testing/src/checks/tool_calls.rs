@@ -4,7 +4,7 @@ use firebox_text::{AnswerPart, CallReader, CallSyntax};
 use serde_json::{Value, json};
 
 /// All syntaxes.
-pub const ALL: [CallSyntax; 8] = [
+pub const ALL: [CallSyntax; 14] = [
     CallSyntax::Tagged,
     CallSyntax::Bare,
     CallSyntax::Listed,
@@ -13,6 +13,12 @@ pub const ALL: [CallSyntax; 8] = [
     CallSyntax::SeparatedFence,
     CallSyntax::Channels,
     CallSyntax::Fenced,
+    CallSyntax::Enclosed,
+    CallSyntax::Invoked,
+    CallSyntax::Dsml,
+    CallSyntax::Pythonic,
+    CallSyntax::Braced,
+    CallSyntax::Sections,
 ];
 
 /// Checks an input whose first byte selects the syntax and whose second one divides the text. Returns whether it contains a call.

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use super::marks::{
     ARGUMENTS, CALL, CALL_BEGIN, CALL_ID, CALLS_BEGIN, CHANNEL, CONSTRAIN, END, FUNCTIONS, FUNCTOOLS, LISTED,
-    MESSAGE, PYTHON, RETURN, SEPARATOR, START, TAG, TAG_END,
+    MESSAGE, PYTHON, RETURN, SECTION, SECTION_ARGUMENTS, SECTION_CALL, SECTION_CALL_END, SEPARATOR, START,
 };
 use super::syntax::CallSyntax;
 use crate::tokenizer::Tokenizer;
@@ -176,14 +176,18 @@ impl Lark<'_> {
     /// Adds the calls behind the marks of the syntax.
     fn add_marked(&mut self, tools: &[CallableTool], with_text: bool) {
         let has = |mark: &str| self.syntax.marks().iter().any(|(known, _)| *known == mark);
-        let [tagged, python, listed, functions, functools, separated] =
-            [TAG, PYTHON, LISTED, FUNCTIONS, FUNCTOOLS, CALL_BEGIN].map(has);
-        if tagged {
-            let end = match self.control(TAG_END) {
-                Some(id) => format!("SPACE? <[{id}]>"),
-                None => format!("/{SPACE}{}/", escaped(TAG_END)),
-            };
-            self.segment(TAG, &format!("SPACE? call {end}"), with_text);
+        let [python, listed, functions, functools, separated, sections] =
+            [PYTHON, LISTED, FUNCTIONS, FUNCTOOLS, CALL_BEGIN, SECTION_CALL].map(has);
+        // Where the family marks up its calls or writes them in another notation, an object between the marks is read as well.
+        for (mark, region) in self.syntax.marks() {
+            if let Some(end) = region.encloses_objects() {
+                let end = match self.control(end) {
+                    Some(id) => format!("SPACE? <[{id}]>"),
+                    None => format!("/{SPACE}{}/", escaped(end)),
+                };
+                let list = if self.syntax == CallSyntax::Enclosed { "(call | list)" } else { "call" };
+                self.segment(mark, &format!("SPACE? {list} {end}"), with_text);
+            }
         }
         if python {
             self.segment(PYTHON, "SPACE? call", with_text);
@@ -218,6 +222,17 @@ impl Lark<'_> {
             let begin = self.mark(CALL_BEGIN);
             self.segment(CALLS_BEGIN, &format!("SPACE? {begin} separated"), with_text);
             self.segment(CALL_BEGIN, "separated", with_text);
+        }
+        if sections {
+            let [begin, arguments, end] =
+                [SECTION_CALL, SECTION_ARGUMENTS, SECTION_CALL_END].map(|mark| self.mark(mark));
+            let of = |index| {
+                let number = r"/:[0-9]{1,3} ?/";
+                format!(r"/functions\./ NAME_{index} {number} {arguments} SPACE? args_{index} SPACE? {end}")
+            };
+            self.rule("section_call", &alternatives(tools, of));
+            self.segment(SECTION, &format!("SPACE? {begin} section_call"), with_text);
+            self.segment(SECTION_CALL, "section_call", with_text);
         }
     }
 

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use serde_json::{Map, Value};
 
+use super::literals::python_value;
 use crate::message::FunctionCall;
 
 /// The keys that an object without a mark begins with, if it is a call.
@@ -66,24 +67,25 @@ impl Tools {
             Some(Value::String(text)) => serde_json::from_str(text).ok()?,
             Some(_) => return None,
         };
-        Some(function_call(name, arguments))
+        Some(FunctionCall::new(name, arguments))
     }
 
-    /// Converts an unquoted value.
+    /// Returns whether a parameter may be a text.
+    pub fn is_text(&self, tool: &str, parameter: &str) -> bool {
+        self.known.get(tool).is_some_and(|texts| texts.iter().any(|text| text == parameter))
+    }
+
+    /// Converts an unquoted value. Some templates write truth values, lists and objects as Python does.
     pub fn value(&self, tool: &str, parameter: &str, text: &str) -> Value {
-        let is_text = self.known.get(tool).is_some_and(|texts| texts.iter().any(|text| text == parameter));
-        let text_value = || Value::String(text.to_owned());
-        if is_text {
-            text_value()
-        } else {
-            serde_json::from_str(text.trim()).unwrap_or_else(|_| text_value())
+        if self.is_text(tool, parameter) {
+            return Value::String(text.to_owned());
         }
+        let value = serde_json::from_str(text.trim()).ok();
+        let is_python =
+            || matches!(text.trim(), "True" | "False" | "None") || text.trim().starts_with(['[', '{']);
+        let value = value.or_else(|| python_value(text).filter(|_| is_python()));
+        value.unwrap_or_else(|| Value::String(text.to_owned()))
     }
-}
-
-/// A call with its arguments as a JSON text, as in OpenAI's API.
-pub(super) fn function_call(name: &str, arguments: Map<String, Value>) -> FunctionCall {
-    FunctionCall { name: name.to_owned(), arguments: Value::String(Value::Object(arguments).to_string()) }
 }
 
 /// Returns whether a parameter may be a text: by its type, by one of several schemas for it (such as Python's `Optional[str]`), or by

@@ -5,8 +5,12 @@ use serde_json::Value;
 use super::answer_part::AnswerPart;
 use super::declared_tools::Tools;
 use super::json_scanner::{Extent, JsonScanner};
-use super::marks::{ARGUMENTS, CALL_BEGIN, CALL_END, CALL_ID, CALLS_BEGIN, FENCE, SEPARATOR, TAG_END};
-use super::markup;
+use super::literals::{gemma_call, python_calls};
+use super::marks::{
+    ARGUMENTS, CALL_BEGIN, CALL_END, CALL_ID, CALLS_BEGIN, FENCE, RECIPIENT, SECTION, SECTION_ARGUMENTS,
+    SECTION_CALL, SECTION_CALL_END, SEPARATOR,
+};
+use super::markup::{Dialect, Head, MarkupCall};
 use super::object_head::{ObjectHead, begins_object, inspect_object};
 use super::part_queue::PartQueue;
 use super::region::Region;
@@ -71,6 +75,16 @@ enum State {
     Next {
         region: Region,
     },
+    /// `held` begins with the next parameter of a call, or with its end.
+    Markup {
+        region: Region,
+        call: MarkupCall,
+    },
+    /// Behind a call of which more may follow before the closing mark.
+    NextMarkup {
+        region: Region,
+        dialect: Dialect,
+    },
     /// Between a call and its closing marks, which are optional.
     Closing(&'static [&'static str]),
     /// In a fence with other content.
@@ -112,14 +126,11 @@ impl MarkerReader {
 
     pub fn finish(&mut self) -> Vec<AnswerPart> {
         match self.state.clone() {
-            State::Within { region: Region::Tag, opened } => {
-                if let Some(call) = markup::call(&self.held[opened..], &self.tools)
-                    && self.held[opened..].contains("</function>")
-                {
-                    self.called(self.held.len(), &[call], State::Text);
-                }
+            State::Arguments { .. } | State::Markup { .. } => {
+                self.parts.end();
+                self.held.clear();
             }
-            State::Arguments { .. } => self.parts.end(),
+            State::NextMarkup { .. } if self.held.trim().is_empty() => self.held.clear(),
             State::Next { .. } if matches!(self.held.trim(), "" | ",") => self.held.clear(),
             State::Closing(_) if self.held.trim().is_empty() => self.held.clear(),
             _ => {}
@@ -137,7 +148,9 @@ impl MarkerReader {
     fn step(&mut self) -> Step {
         match self.state.clone() {
             State::Text => self.find_opening(),
-            State::Within { region: Region::Separated, opened } => self.separated(opened),
+            State::Within { region: region @ (Region::Separated | Region::Section), opened } => {
+                self.separated(region, opened)
+            }
             State::Within { region, opened } => self.within(region, opened),
             State::Value { region, at, mut end, listed } => match end.scan(&self.held[at..]) {
                 Extent::More => {
@@ -171,6 +184,35 @@ impl MarkerReader {
                 Step::Again
             }
             State::Next { region } => self.next(region),
+            State::Markup { region, mut call } => {
+                let (json, is_over) = call.take(&mut self.held, &self.tools);
+                self.parts.arguments(&json);
+                if !is_over {
+                    self.state = State::Markup { region, call };
+                    return Step::Wait;
+                }
+                self.parts.end();
+                self.state = match call.dialect {
+                    Dialect::Function => State::Closing(region.closing()),
+                    // The mark that closes a call of GLM closes the tag.
+                    Dialect::Keyed => State::Text,
+                    dialect @ (Dialect::Invoke | Dialect::Dsml) => State::NextMarkup { region, dialect },
+                };
+                Step::Again
+            }
+            State::NextMarkup { region, dialect } => {
+                let rest = self.held.trim_start();
+                let begins = dialect.around_name().0;
+                if rest.starts_with(begins) {
+                    self.held = rest.to_owned();
+                    return self.markup(region, dialect, 0);
+                }
+                if begins.starts_with(rest) {
+                    return Step::Wait;
+                }
+                self.state = State::Closing(region.closing());
+                Step::Again
+            }
             State::Closing(marks) => self.closing(marks),
             State::OtherFence => self.other_fence(),
         }
@@ -231,6 +273,13 @@ impl MarkerReader {
         match (self.held[at..].chars().next(), region) {
             (None, _) => Step::Wait,
             (Some('{'), _) => self.object(region, at, at, false),
+            // Python's calls are in a list too.
+            (Some('['), Region::Pythonic) if !self.held[at + 1..].trim_start().starts_with('{') => {
+                match self.held[at + 1..].trim_start().is_empty() {
+                    true => Step::Wait,
+                    false => self.literals(region, at),
+                }
+            }
             (Some('['), _) => {
                 let first = self.past_space(at + 1);
                 match self.held[first..].chars().next() {
@@ -243,15 +292,42 @@ impl MarkerReader {
                 self.state = State::Named { at };
                 Step::Again
             }
-            (Some(_), Region::Tag) => {
-                let Some(end) = self.held[at..].find(TAG_END) else { return Step::Wait };
-                let end = at + end;
-                match markup::call(&self.held[at..end], &self.tools) {
-                    Some(call) => self.called(end + TAG_END.len(), &[call], State::Text),
-                    None => self.not_a_call(region, end),
-                }
+            (Some(_), Region::MiniMax) => self.markup(region, Dialect::Invoke, at),
+            (Some(_), Region::Dsml | Region::DsmlTools) => self.markup(region, Dialect::Dsml, at),
+            (Some('<'), Region::Tag) | (Some(_), Region::SeedTag) => {
+                self.markup(region, Dialect::Function, at)
             }
+            (Some(_), Region::Tag) => self.markup(region, Dialect::Keyed, at),
+            (Some(_), Region::Pythonic | Region::Braced) => self.literals(region, at),
             (Some(_), _) => self.not_a_call(region, at),
+        }
+    }
+
+    /// Searches for the beginning of a call in markup.
+    fn markup(&mut self, region: Region, dialect: Dialect, at: usize) -> Step {
+        match dialect.head(&self.held[at..]) {
+            Head::More => Step::Wait,
+            Head::None => self.not_a_call(region, self.held.ceil_char_boundary(at + 1)),
+            Head::Begins(tool, length) => {
+                self.begin(at + length, &tool);
+                self.state = State::Markup { region, call: MarkupCall::new(dialect, tool) };
+                Step::Again
+            }
+        }
+    }
+
+    /// Waits for the closing mark of calls in a notation of their own.
+    fn literals(&mut self, region: Region, at: usize) -> Step {
+        let Some(closing) = region.closing().first() else { return self.not_a_call(region, at) };
+        let Some(end) = self.held[at..].find(closing).map(|end| at + end) else { return Step::Wait };
+        let text = &self.held[at..end];
+        let calls = match region {
+            Region::Braced => gemma_call(text).map(|call| vec![call]),
+            _ => python_calls(text),
+        };
+        match calls {
+            Some(calls) => self.called(end + closing.len(), &calls, State::Text),
+            None => self.not_a_call(region, end),
         }
     }
 
@@ -291,15 +367,18 @@ impl MarkerReader {
         self.called_by_name(Region::List, &tool, at + end)
     }
 
-    /// Searches for the name and the arguments of a DeepSeek call.
-    fn separated(&mut self, opened: usize) -> Step {
-        let region = Region::Separated;
+    /// Searches for the name and the arguments of a call of DeepSeek or Kimi.
+    fn separated(&mut self, region: Region, opened: usize) -> Step {
+        let (all, begin, ended) = match region {
+            Region::Section => (SECTION, SECTION_CALL, SECTION_CALL_END),
+            _ => (CALLS_BEGIN, CALL_BEGIN, CALL_END),
+        };
         let mut at = opened;
-        if self.held.starts_with(CALLS_BEGIN) {
+        if self.held.starts_with(all) {
             let rest = self.held[at..].trim_start();
-            if let Some(after) = rest.strip_prefix(CALL_BEGIN) {
+            if let Some(after) = rest.strip_prefix(begin) {
                 at = self.held.len() - after.len();
-            } else if CALL_BEGIN.starts_with(rest) {
+            } else if begin.starts_with(rest) {
                 return Step::Wait;
             } else {
                 return self.not_a_call(region, opened);
@@ -308,7 +387,7 @@ impl MarkerReader {
         let rest = &self.held[at..];
         let longest = rest.ceil_char_boundary(MAX_HEADER);
         let end = rest.find('{').unwrap_or(rest.len()).min(longest);
-        if let Some(closed) = rest[..end].find(CALL_END) {
+        if let Some(closed) = rest[..end].find(ended) {
             return self.not_a_call(region, at + closed);
         }
         if end == rest.len() && end < longest.max(MAX_HEADER) {
@@ -318,7 +397,8 @@ impl MarkerReader {
         if header.is_empty() && end < longest {
             return self.object(region, at + end, at + end, false);
         }
-        match separated_name(header).filter(|_| rest[end..].starts_with('{')) {
+        let tool = if region == Region::Section { section_name(header) } else { separated_name(header) };
+        match tool.filter(|_| rest[end..].starts_with('{')) {
             Some(tool) => {
                 let tool = tool.to_owned();
                 self.called_by_name(region, &tool, at + end)
@@ -468,5 +548,13 @@ fn separated_name(header: &str) -> Option<&str> {
     let (before, behind) = header.split_once(SEPARATOR)?;
     let behind = behind.find(FENCE).map_or(behind, |fence| &behind[..fence]).trim();
     let name = if behind.is_empty() { before.trim() } else { behind };
+    is_valid_tool_name(name).then_some(name)
+}
+
+/// The name of a tool in Kimi's header: `functions.NAME:NUMBER` and the mark before the arguments.
+fn section_name(header: &str) -> Option<&str> {
+    let name = header.strip_suffix(SECTION_ARGUMENTS)?.trim();
+    let name = name.strip_prefix(RECIPIENT).and_then(|name| name.strip_prefix('.')).unwrap_or(name);
+    let name = name.rsplit_once(':').map_or(name, |(name, _)| name);
     is_valid_tool_name(name).then_some(name)
 }

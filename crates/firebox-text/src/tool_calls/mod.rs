@@ -5,6 +5,7 @@ mod call_grammar;
 mod channel_reader;
 mod declared_tools;
 mod json_scanner;
+mod literals;
 mod marker_reader;
 mod marks;
 mod markup;

@@ -3,9 +3,11 @@
 use std::borrow::Cow;
 
 use super::marks::{
-    ARGUMENTS, CALL, CALL_BEGIN, CALL_END, CALL_ID, CALLS_BEGIN, CALLS_END, CHANNEL, CONSTRAIN, END, FENCE,
-    FUNCTIONS, FUNCTIONS_END, FUNCTOOLS, LISTED, MESSAGE, PYTHON, RECIPIENT, RETURN, SEPARATOR, START, TAG,
-    TAG_END, TOOL_FIELD_END,
+    ARGUMENTS, BRACED, BRACED_END, CALL, CALL_BEGIN, CALL_END, CALL_ID, CALLS_BEGIN, CALLS_END, CHANNEL,
+    CONSTRAIN, DSML, DSML_END, DSML_TOOLS, DSML_TOOLS_END, END, FENCE, FUNCTIONS, FUNCTIONS_END, FUNCTOOLS,
+    LISTED, MESSAGE, MINIMAX, MINIMAX_END, PYTHON, PYTHONIC, PYTHONIC_END, RECIPIENT, RETURN, SECTION,
+    SECTION_ARGUMENTS, SECTION_CALL, SECTION_CALL_END, SECTION_END, SEED_TAG, SEED_TAG_END, SEPARATOR, START,
+    TAG, TAG_END, TAGS, TAGS_END, TOOL_FIELD_END, TOOLCALL, TOOLCALL_END,
 };
 use super::region::Region;
 
@@ -19,8 +21,20 @@ use super::region::Region;
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CallSyntax {
-    /// Qwen, Hermes, SmolLM and others: `<tool_call>` around an object, or around the markup of Qwen3-Coder or GLM.
+    /// Qwen, Hermes, SmolLM and others: `<tool_call>` around an object, or around the markup of Qwen3-Coder, Seed-OSS or GLM.
     Tagged,
+    /// MiniMax-M1, Apriel and Nemotron Nano 2: `<tool_calls>` or `<TOOLCALL>` around one or more objects.
+    Enclosed,
+    /// MiniMax-M2: `<minimax:tool_call>` around calls that are marked up as `<invoke name="NAME">`.
+    Invoked,
+    /// DeepSeek-V3.2 and V4: `<｜DSML｜function_calls>` around calls that are marked up as `<｜DSML｜invoke name="NAME">`.
+    Dsml,
+    /// LFM2: `<|tool_call_start|>` before a list of Python's calls.
+    Pythonic,
+    /// Gemma 4: `<|tool_call>`, `call:`, a name, and arguments in braces.
+    Braced,
+    /// Kimi K2: `<|tool_call_begin|>`, `functions.`, a name and a number, `<|tool_call_argument_begin|>` and arguments.
+    Sections,
     /// Llama 3: the answer is an object of `name` and `parameters`, after `<|python_tag|>` or without.
     Bare,
     /// Mistral: `[TOOL_CALLS]` before a list of objects, or before a name and `[ARGS]`.
@@ -45,8 +59,20 @@ impl CallSyntax {
             if has("```json") { Self::SeparatedFence } else { Self::Separated }
         } else if has(CHANNEL) && has(CALL) {
             Self::Channels
-        } else if has(TAG) {
+        } else if has(SECTION_CALL) {
+            Self::Sections
+        } else if has(MINIMAX) {
+            Self::Invoked
+        } else if has("DSML") {
+            Self::Dsml
+        } else if has(PYTHONIC) {
+            Self::Pythonic
+        } else if has(BRACED) {
+            Self::Braced
+        } else if has(TAG) || has(SEED_TAG) {
             Self::Tagged
+        } else if has(TAGS) || has(TOOLCALL) {
+            Self::Enclosed
         } else if has(LISTED) {
             Self::Listed
         } else if has(FUNCTIONS) || has(FUNCTOOLS) || has(TOOL_FIELD_END) {
@@ -62,7 +88,13 @@ impl CallSyntax {
     /// is read.
     pub fn control_tokens(self) -> &'static [&'static str] {
         match self {
-            Self::Tagged => &[TAG, TAG_END],
+            Self::Tagged => &[TAG, TAG_END, SEED_TAG, SEED_TAG_END, TAGS, TAGS_END],
+            Self::Enclosed => &[TAGS, TAGS_END, TOOLCALL, TOOLCALL_END],
+            Self::Invoked => &[MINIMAX, MINIMAX_END],
+            Self::Dsml => &[DSML, DSML_END, DSML_TOOLS, DSML_TOOLS_END],
+            Self::Pythonic => &[PYTHONIC, PYTHONIC_END],
+            Self::Braced => &[BRACED, BRACED_END, "<|\"|>"],
+            Self::Sections => &[SECTION, SECTION_CALL, SECTION_ARGUMENTS, SECTION_CALL_END, SECTION_END],
             Self::Bare => &[PYTHON, TAG, TAG_END],
             Self::Listed => &[LISTED, ARGUMENTS, CALL_ID],
             Self::Functions => &[FUNCTIONS, FUNCTIONS_END],
@@ -84,6 +116,15 @@ impl CallSyntax {
     pub fn opening(self, tool: Option<&str>) -> Cow<'static, str> {
         match (self, tool) {
             (Self::Tagged, _) => "<tool_call>\n".into(),
+            (Self::Enclosed, _) => "<tool_calls>\n".into(),
+            (Self::Invoked, _) => format!("{MINIMAX}\n").into(),
+            (Self::Dsml, _) => format!("{DSML}\n").into(),
+            (Self::Pythonic, _) => PYTHONIC.into(),
+            (Self::Braced, _) => BRACED.into(),
+            (Self::Sections, Some(tool)) => {
+                format!("{SECTION}{SECTION_CALL}{RECIPIENT}.{tool}:0{SECTION_ARGUMENTS}").into()
+            }
+            (Self::Sections, None) => format!("{SECTION}{SECTION_CALL}").into(),
             (Self::Listed, _) => LISTED.into(),
             (Self::Functions, _) => FUNCTIONS.into(),
             (Self::Separated, Some(tool)) => format!("{CALLS_BEGIN}{CALL_BEGIN}{tool}{SEPARATOR}").into(),
@@ -101,7 +142,7 @@ impl CallSyntax {
 
     /// Returns whether the name of a tool precedes its arguments, rather than being a field beside them.
     pub fn names_tool_first(self) -> bool {
-        matches!(self, Self::Separated | Self::SeparatedFence | Self::Channels)
+        matches!(self, Self::Separated | Self::SeparatedFence | Self::Channels | Self::Sections)
     }
 
     /// The key of the arguments in a call's object.
@@ -120,7 +161,13 @@ impl CallSyntax {
     /// The opening marks of calls and the contexts that they open.
     pub(super) fn marks(self) -> &'static [(&'static str, Region)] {
         match self {
-            Self::Tagged => &[(TAG, Region::Tag)],
+            Self::Tagged => &[(TAG, Region::Tag), (SEED_TAG, Region::SeedTag), (TAGS, Region::Tags)],
+            Self::Enclosed => &[(TAGS, Region::Tags), (TOOLCALL, Region::ToolCall)],
+            Self::Invoked => &[(MINIMAX, Region::MiniMax)],
+            Self::Dsml => &[(DSML, Region::Dsml), (DSML_TOOLS, Region::DsmlTools)],
+            Self::Pythonic => &[(PYTHONIC, Region::Pythonic)],
+            Self::Braced => &[(BRACED, Region::Braced)],
+            Self::Sections => &[(SECTION, Region::Section), (SECTION_CALL, Region::Section)],
             Self::Bare => &[(PYTHON, Region::Bare), (TAG, Region::Tag)],
             Self::Listed => &[(LISTED, Region::List)],
             Self::Functions => &[(FUNCTIONS, Region::Functions), (FUNCTOOLS, Region::Functions)],
@@ -150,9 +197,27 @@ mod tests {
 
     #[test]
     fn marks_that_are_special_tokens_are_restored() {
-        use CallSyntax::{Bare, Channels, Fenced, Functions, Listed, Separated, SeparatedFence, Tagged};
+        use CallSyntax::{
+            Bare, Braced, Channels, Dsml, Enclosed, Fenced, Functions, Invoked, Listed, Pythonic, Sections,
+            Separated, SeparatedFence, Tagged,
+        };
 
-        for syntax in [Tagged, Bare, Listed, Functions, Separated, SeparatedFence, Channels, Fenced] {
+        for syntax in [
+            Tagged,
+            Enclosed,
+            Invoked,
+            Dsml,
+            Pythonic,
+            Braced,
+            Sections,
+            Bare,
+            Listed,
+            Functions,
+            Separated,
+            SeparatedFence,
+            Channels,
+            Fenced,
+        ] {
             for (mark, _) in syntax.marks() {
                 let is_text = !mark.starts_with(['<', '[']);
                 assert!(is_text || syntax.control_tokens().contains(mark), "{syntax:?}: {mark}");
