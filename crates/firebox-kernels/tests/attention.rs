@@ -304,6 +304,27 @@ proptest! {
         }
     }
 
+    /// Over two spans, against a plain softmax that the sinks are part of. Sinks outweigh the scores here, or the scores the sinks.
+    #[test]
+    fn sinks_in_a_plain_softmax(case in cases(60), by in -20f32..20.0) {
+        let heads = case.kv_heads * case.sharing;
+        let sinks = random([heads], case.seed + 9).add_scalar(by);
+        let (span, cut) = (case.span(), case.positions / 2);
+        let spans = [part_of_span(&span, 0, cut), part_of_span(&span, cut, case.positions - cut)];
+        let found = values(attention(case.query(), &spans, Some(sinks.clone()), case.params()));
+        let sinks = values(sinks);
+        for (index, found) in found.chunks(case.head_dim).enumerate() {
+            let (row, head) = (index / heads, index % heads);
+            let (output, sum) = in_f64(&case, &span, row, head)
+                .unwrap_or_else(|| (vec![0.0; case.head_dim], f64::NEG_INFINITY));
+            let share = 1.0 / (1.0 + (f64::from(sinks[head]) - sum).exp());
+            for (found, output) in found.iter().zip(output) {
+                let expected = output * share;
+                prop_assert!((f64::from(*found) - expected).abs() < 1e-5, "{} instead of {}", found, expected);
+            }
+        }
+    }
+
     #[test]
     fn threads(case in cases(1100)) {
         let (query, span) = (case.query(), case.span());

@@ -7,8 +7,8 @@ mod support;
 
 use burn::tensor::{DType, Device, Tensor};
 use firebox_kernels::attention::{
-    AttentionOutput, AttentionParams, AttentionSequence, KvTensor, Span, Visibility, batch_attention,
-    merge_with_sinks, reference, span_attention,
+    AttentionOutput, AttentionParams, AttentionSequence, KvTensor, Span, Visibility, attention,
+    batch_attention, merge_with_sinks, reference, span_attention,
 };
 use proptest::prelude::*;
 use support::{assert_close, bits, devices, devices_with_own, numbers, random, values};
@@ -391,7 +391,7 @@ fn parts_merge() {
 }
 
 /// Several sequences, with spans in several places, one of which is worth several cubes: every sequence as the reference has
-/// it alone, and one that has nothing to see gathers nothing.
+/// it alone, with sinks and without, and one that has nothing to see gathers nothing.
 #[test]
 fn sequences_beside_each_other() {
     let case = usual();
@@ -423,16 +423,20 @@ fn sequences_beside_each_other() {
         .collect();
     let rows = parts.iter().map(|(rows, ..)| rows).sum();
     let query = Case { rows, ..case.clone() }.query();
-    let mut from = 0;
-    let expected = parts.iter().map(|(rows, spans, params)| {
-        let query = query.clone().narrow(0, from, *rows);
-        from += rows;
-        let gathered = spans.iter().map(|span| reference::span_attention(query.clone(), span, *params));
-        let (outputs, sums): (Vec<_>, Vec<_>) =
-            gathered.map(|gathered| (gathered.output, gathered.log_sum_exp)).unzip();
-        if outputs.is_empty() { query.zeros_like() } else { reference::merge(outputs, sums).output }
-    });
-    let expected = Tensor::cat(expected.collect(), 0).reshape([rows as i32, -1]);
+    let [_, heads, _] = query.dims();
+    let expected = |sinks: &Option<Tensor<1>>| {
+        let mut from = 0;
+        let expected = parts.iter().map(|(rows, spans, params)| {
+            let query = query.clone().narrow(0, from, *rows);
+            from += rows;
+            let gathered = spans.iter().map(|span| reference::span_attention(query.clone(), span, *params));
+            let (outputs, mut sums): (Vec<_>, Vec<_>) =
+                gathered.map(|gathered| (gathered.output, gathered.log_sum_exp)).unzip();
+            sums.extend(sinks.as_ref().map(|sinks| sinks.clone().reshape([1, heads]).expand([*rows, heads])));
+            if outputs.is_empty() { query.zeros_like() } else { reference::merge(outputs, sums).output }
+        });
+        Tensor::cat(expected.collect(), 0).reshape([rows as i32, -1])
+    };
     for device in devices() {
         if !case.is_for(&device) {
             continue;
@@ -450,7 +454,15 @@ fn sequences_beside_each_other() {
                 .collect(),
             params: *params,
         });
-        assert_alike(batch_attention(query.clone().to_device(&device), there.collect()), &expected, 2e-5);
+        let (there, query): (Vec<_>, _) = (there.collect(), query.clone().to_device(&device));
+        assert_alike(batch_attention(query.clone(), there.clone()), &expected(&None), 2e-5);
+        let (sinks, mut from) = (random([heads], 5), 0);
+        let found = there.iter().map(|AttentionSequence { rows, spans, params, .. }| {
+            from += rows;
+            let query = query.clone().narrow(0, from - rows, *rows);
+            attention(query, spans, Some(sinks.clone().to_device(&device)), *params)
+        });
+        assert_alike(Tensor::cat(found.collect(), 0), &expected(&Some(sinks.clone())), 2e-5);
     }
 }
 
