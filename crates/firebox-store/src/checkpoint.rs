@@ -71,6 +71,11 @@ impl Checkpoint {
     }
 
     pub(crate) fn open_for(path: &Path, purpose: Purpose) -> Result<Self, StoreError> {
+        Self::new(Self::parts(path, purpose)?)
+    }
+
+    /// Opens the parts of a model.
+    pub(crate) fn parts(path: &Path, purpose: Purpose) -> Result<Parts, StoreError> {
         let metadata = std::fs::metadata(path).map_err(|error| StoreError::io(path, "open", error))?;
         let parts = if !metadata.is_dir() {
             opening::open(path, purpose)?
@@ -94,7 +99,7 @@ impl Checkpoint {
             let file = path.join("config.json");
             return Err(StoreError::Unsupported { file, field: "quantization_config".into(), reason });
         }
-        Self::new(parts)
+        Ok(parts)
     }
 
     /// How a tensor is packed, if an import has to unpack it before it can be read.
@@ -151,6 +156,12 @@ impl Checkpoint {
 
     /// Unpacks a whole tensor.
     fn unpack(&self, name: &str, packed: &PackedTensor) -> Result<Weight, StoreError> {
+        if let encoding @ Encoding::Block(_) = packed.encoding() {
+            let mut blocks = Vec::new();
+            (0..packed.rows()).for_each(|row| packed.unpack_blocks(self.mappings(), row, &mut blocks));
+            let (name, shape) = (name.to_owned(), packed.shape.clone());
+            return Ok(Weight { name, shape, encoding, data: blocks.into(), scales: None, mapped: false });
+        }
         let mut values = Vec::new();
         for row in 0..packed.rows() {
             packed

@@ -44,9 +44,10 @@ pub(crate) fn open(path: &Path) -> Result<Parts, StoreError> {
         reason: "config.json is missing; download it beside the weights".into(),
     })?;
     own_names::rename(&config, &mut tensors);
-    let packed = packed::find(&config, &files, &mut tensors)
+    let mut packed = packed::find(&config, &files, &mut tensors)
         .map_err(|fault| fault.in_file(&folder.path().join("config.json")))?;
-    let tensors = expert_stacks::divide(&config, tensors).map_err(|fault| fault.in_file(path))?;
+    let tensors =
+        expert_stacks::divide(&config, tensors, &mut packed).map_err(|fault| fault.in_file(path))?;
     Ok(Parts {
         path: path.to_owned(),
         source: SourceKind::HuggingFace,

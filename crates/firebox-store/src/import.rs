@@ -23,7 +23,7 @@ use crate::safetensors_writer::TensorWriter;
 use crate::segment::SegmentId;
 use crate::segment_writer::{SegmentWriter, segment_ids};
 use crate::text::{CHAT_TEMPLATE, GGUF_VOCABULARY, TOOLS_TEMPLATE, TokenizerSource};
-use crate::{heads, packed};
+use crate::{expert_stacks, heads, packed};
 
 /// Files that are copied into the bundle unchanged.
 const COPIED_FILES: [&str; 13] = [
@@ -85,7 +85,12 @@ pub fn import(
     if let Some(quantization) = &options.quantize {
         quantization.check().map_err(|reason| StoreError::Quantize { tensor: "(all)".into(), reason })?;
     }
-    let checkpoint = Checkpoint::open_for(source.as_ref(), Purpose::Import)?;
+    let mut parts = Checkpoint::parts(source.as_ref(), Purpose::Import)?;
+    if options.quantize.is_some() {
+        // Groups lie along the inputs.
+        expert_stacks::turn(&mut parts);
+    }
+    let checkpoint = Checkpoint::new(parts)?;
     let heads_left = heads::installed_names(&checkpoint)?;
     let partial = PartialFolder::create(destination)?;
     let mut writer = SegmentWriter {

@@ -163,7 +163,7 @@ impl SegmentWriter<'_> {
         Ok(())
     }
 
-    /// Unpacks a tensor to floats, or quantizes it anew.
+    /// Unpacks a tensor to floats or blocks, or quantizes it anew.
     fn unpack(
         &mut self,
         info: &TensorInfo,
@@ -183,6 +183,14 @@ impl SegmentWriter<'_> {
         let mut row = 0;
         while row < rows {
             let end = rows.min(row + chunk);
+            if let Encoding::Block(_) = target {
+                let mut blocks = Vec::new();
+                (row..end).for_each(|row| packed.unpack_blocks(self.checkpoint.mappings(), row, &mut blocks));
+                writer.write(&blocks)?;
+                self.advance(&info.name, info.bytes as usize / rows * (end - row));
+                row = end;
+                continue;
+            }
             values.clear();
             for row in row..end {
                 packed

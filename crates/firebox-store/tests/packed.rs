@@ -7,9 +7,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use firebox_store::safetensors::Header;
-use firebox_store::{Bits, Checkpoint, Encoding, ImportOptions, Quantization, import};
+use firebox_store::{Bits, BlockType, Checkpoint, Encoding, ImportOptions, Quantization, import};
 use serde_json::{Value, json};
-use support::{directory, safetensors};
+use support::{directory, f32_bytes, numbers, safetensors};
 use tempfile::tempdir;
 
 fn fixtures() -> Vec<PathBuf> {
@@ -193,6 +193,76 @@ fn packed_weights_of_a_family_with_own_names_are_unpacked() {
     let listing = Checkpoint::open_listing(&model).unwrap();
     let (name, _, values) = expected(&fixtures().into_iter().find(|path| path.ends_with("mlx-4")).unwrap());
     assert_eq!(bits(&listing.weight(&name).unwrap().to_f32().unwrap()), bits(&values));
+}
+
+/// The matrix `[outputs, inputs]` of an expert in a stack of shape `[experts, inputs, outputs]`.
+fn of_expert(stack: &[f32], [inputs, outputs]: [usize; 2], expert: usize) -> Vec<f32> {
+    let element = |at: usize| stack[(expert * inputs + at % inputs) * outputs + at / inputs];
+    (0..inputs * outputs).map(element).collect()
+}
+
+fn assert_quantized(found: &[f32], expected: &[f32]) {
+    let largest = expected.iter().fold(0f32, |largest, value| largest.max(value.abs()));
+    for (found, value) in found.iter().zip(expected) {
+        assert!((found - value).abs() <= largest / 200.0, "{found} instead of {value}, of {largest}");
+    }
+}
+
+/// Of gpt-oss every expert has matrices of its own, whose blocks stay as they are.
+#[test]
+fn stacks_of_experts_in_mxfp4_keep_their_blocks() {
+    let folder = tempdir().unwrap();
+    let model = renamed("mxfp4", &folder.path().join("model"), "gpt_oss", str::to_owned);
+    let (_, shape, values) = expected(&fixtures().into_iter().find(|path| path.ends_with("mxfp4")).unwrap());
+    let imported = |name: &str, quantize| {
+        let bundle = folder.path().join(name);
+        import(&model, &bundle, &ImportOptions { quantize }, &mut |_| {}).unwrap();
+        Checkpoint::open(&bundle).unwrap()
+    };
+    let quantized = imported("q8", Some(Quantization { bits: Bits::Q8, group: 32 }));
+    for checkpoint in [Checkpoint::open_listing(&model).unwrap(), imported("plain", None)] {
+        assert_eq!(checkpoint.tensors().count(), 1 + shape[0]);
+        for expert in 0..shape[0] {
+            let name = format!("model.layers.0.mlp.experts.{expert}.gate_up_proj.weight");
+            let expected = of_expert(&values, [shape[1], shape[2]], expert);
+            let weight = checkpoint.weight(&name).unwrap();
+            assert_eq!(weight.shape, [shape[2], shape[1]]);
+            assert_eq!(weight.encoding, Encoding::Block(BlockType::MXFP4));
+            assert_eq!(checkpoint.info(&name).unwrap().encoding, weight.encoding);
+            assert_eq!(weight.to_f32().unwrap(), expected);
+            assert_quantized(&quantized.weight(&name).unwrap().to_f32().unwrap(), &expected);
+        }
+    }
+}
+
+/// What lies as `[inputs, outputs]` is quantized along its inputs, from a directory and from a bundle.
+#[test]
+fn transposed_experts_are_quantized_along_their_inputs() {
+    let folder = tempdir().unwrap();
+    let stack = numbers(2 * 64 * 6, 3);
+    let file = safetensors(&[
+        ("model.layers.0.mlp.experts.down_proj", "F32", vec![2, 64, 6], f32_bytes(&stack)),
+        ("model.norm.weight", "F32", vec![1], vec![0; 4]),
+    ]);
+    let files: [(&str, &[u8]); 2] =
+        [("config.json", br#"{"model_type": "gpt_oss"}"#), ("model.safetensors", &file)];
+    let model = directory(&folder.path().join("model"), &files);
+    let bundle = folder.path().join("bundle");
+    import(&model, &bundle, &ImportOptions::default(), &mut |_| {}).unwrap();
+    for (at, source) in [&model, &bundle].into_iter().enumerate() {
+        let quantized = folder.path().join(format!("quantized-{at}"));
+        let quantize = Some(Quantization { bits: Bits::Q8, group: 32 });
+        let report = import(source, &quantized, &ImportOptions { quantize }, &mut |_| {}).unwrap();
+        assert_eq!(report.quantized, 2);
+        let (plain, quantized) = (Checkpoint::open(source).unwrap(), Checkpoint::open(&quantized).unwrap());
+        for expert in 0..2 {
+            let name = format!("model.layers.0.mlp.experts.{expert}.down_proj");
+            assert_eq!(plain.weight(&name).unwrap().shape, [64, 6]);
+            let weight = quantized.weight(&format!("{name}.weight")).unwrap();
+            assert_eq!(weight.shape, [6, 64]);
+            assert_quantized(&weight.to_f32().unwrap(), &of_expert(&stack, [64, 6], expert));
+        }
+    }
 }
 
 /// Without its scales a stack of experts in FP8 would be read as numbers.

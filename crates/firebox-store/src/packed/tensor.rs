@@ -1,7 +1,8 @@
 //! A packed tensor, unpacked row by row.
 
 use super::view::View;
-use crate::encoding::Dtype;
+use crate::block_type::BlockType;
+use crate::encoding::{Dtype, Encoding};
 use crate::gguf::low_bits::half_of_e8m0;
 use crate::mapping::Mapping;
 use crate::tensor_index::Span;
@@ -54,6 +55,10 @@ pub(super) enum Form {
     },
     /// `[experts, outputs, blocks, 16]` with exponents, which unpacks to `[experts, inputs, outputs]`.
     Mxfp4 { blocks: Stored, exponents: Stored },
+    /// An expert of such a stack, `[outputs, blocks, 16]`, which unpacks to `[outputs, inputs]`.
+    Mxfp4Expert { blocks: Stored, exponents: Stored },
+    /// Plain numbers, `[inputs, outputs]`, which unpack to `[outputs, inputs]`.
+    Transposed(Stored),
     /// Codes into a table, two a byte, the first in the high half; a magnitude for every block.
     Codes { weight: Stored, table: Stored, magnitudes: Magnitudes, block: usize },
 }
@@ -92,6 +97,61 @@ const E2M1: [f32; 16] =
 const AWQ_NIBBLES: [usize; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
 
 impl PackedTensor {
+    /// A matrix of plain numbers that lies as `[inputs, outputs]`.
+    pub(crate) fn transposed(stored: Stored, [inputs, outputs]: [usize; 2]) -> Self {
+        let dtype = stored.dtype;
+        Self {
+            form: Form::Transposed(stored),
+            shape: vec![outputs, inputs],
+            dtype,
+            name: "transposed".into(),
+        }
+    }
+
+    /// The matrices `[outputs, inputs]` of a stack of experts in MXFP4.
+    pub(crate) fn experts(&self) -> Vec<Self> {
+        let (Form::Mxfp4 { blocks, exponents }, &[experts, inputs, outputs]) = (&self.form, &self.shape[..])
+        else {
+            return Vec::new();
+        };
+        let part = |stored: &Stored, expert: usize| {
+            let Span { file, start, len } = stored.span;
+            let len = len / experts;
+            let span = Span { file, start: start + expert * len, len };
+            Stored { span, dtype: stored.dtype, shape: stored.shape[1..].to_vec() }
+        };
+        let expert = |expert| Self {
+            form: Form::Mxfp4Expert { blocks: part(blocks, expert), exponents: part(exponents, expert) },
+            shape: vec![outputs, inputs],
+            ..self.clone()
+        };
+        (0..experts).map(expert).collect()
+    }
+
+    /// What it is unpacked to without loss: blocks, if its rows consist of them, or floats.
+    pub(crate) fn encoding(&self) -> Encoding {
+        match self.form {
+            Form::Mxfp4Expert { .. } => Encoding::Block(BlockType::MXFP4),
+            _ => Encoding::Plain(self.dtype),
+        }
+    }
+
+    /// Appends the blocks of a row, if its [encoding](Self::encoding) has blocks.
+    pub(crate) fn unpack_blocks(&self, files: &[Mapping], row: usize, out: &mut Vec<u8>) {
+        let Form::Mxfp4Expert { blocks, exponents } = &self.form else { return };
+        let bytes = |stored: &Stored, each: usize| {
+            let count = each * (self.inputs() / 32);
+            let Span { file, start, .. } = stored.span;
+            &files[file].bytes()[start + row * count..][..count]
+        };
+        for (exponent, codes) in bytes(exponents, 1).iter().zip(bytes(blocks, 16).as_chunks::<16>().0) {
+            // Neighbours share a byte here, and elements 16 apart there.
+            let code = |at: usize| (codes[at / 2] >> (at % 2 * 4)) & 15;
+            out.push(*exponent);
+            out.extend((0..16).map(|at| code(at) | (code(at + 16) << 4)));
+        }
+    }
+
     /// The elements of a row.
     pub(crate) fn inputs(&self) -> usize {
         self.shape.last().copied().unwrap_or(0)
@@ -118,7 +178,10 @@ impl PackedTensor {
             Form::Gptq { weight, zeros, scales, groups, .. } => {
                 [weight, zeros, scales].into_iter().chain(groups).collect()
             }
-            Form::Mxfp4 { blocks, exponents } => vec![blocks, exponents],
+            Form::Mxfp4 { blocks, exponents } | Form::Mxfp4Expert { blocks, exponents } => {
+                vec![blocks, exponents]
+            }
+            Form::Transposed(stored) => vec![stored],
             Form::Codes { weight, table, magnitudes, .. } => match magnitudes {
                 Magnitudes::Plain(stored) => vec![weight, table, stored],
                 Magnitudes::Coded { codes, table: outer, magnitudes, .. } => {
@@ -206,6 +269,17 @@ impl PackedTensor {
                     let code = if input % 2 == 0 { byte & 15 } else { byte >> 4 };
                     half_of_e8m0(exponents.bytes[at]) * E2M1[usize::from(code)]
                 }));
+            }
+            Form::Mxfp4Expert { blocks, exponents } => {
+                let (blocks, exponents) = (view(blocks), view(exponents));
+                out.extend((row * inputs..(row + 1) * inputs).map(|at| {
+                    let code = (blocks.bytes[at / 2] >> (at % 2 * 4)) & 15;
+                    half_of_e8m0(exponents.bytes[at / 32]) * E2M1[usize::from(code)]
+                }));
+            }
+            Form::Transposed(stored) => {
+                let (stored, outputs) = (view(stored), self.rows());
+                out.extend((0..inputs).map(|input| stored.number(input * outputs + row)));
             }
             Form::Codes { weight, table, magnitudes, block } => {
                 let (weight, table) = (view(weight), view(table));
