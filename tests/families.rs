@@ -6,16 +6,18 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use firebox::internals::model::{Architecture, Decoder, DecoderConfig, Input, LogitRows};
+use firebox::internals::store::{Bits, Checkpoint, ImportOptions, Quantization, import};
 use firebox::{Model, device};
-use safetensors::{SafeTensors, tensor::TensorView};
+use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use serde_json::{Value, json};
 
-const FAMILIES: [&str; 12] = [
+const FAMILIES: [&str; 13] = [
     "cohere2",
     "ernie4_5",
     "exaone4",
     "glm4",
     "gpt2",
+    "gpt_oss",
     "granite",
     "hunyuan_v1_dense",
     "ministral3",
@@ -245,4 +247,101 @@ fn olmo3_scales_full_layers_only() {
     assert_eq!(kinds, ["linear", "none"]);
     let used = config.blocks.iter().map(|block| serde_json::to_value(&block.mixer).unwrap()["rope"].clone());
     assert_eq!(used.collect::<Vec<_>>(), [1, 1, 1, 0]);
+}
+
+/// The magnitudes of a float of four bits.
+const LEVELS: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+
+/// The outputs of a stack of gpt-oss's matrices `[experts, inputs, outputs]`.
+fn outputs_of_stack(name: &str) -> Option<usize> {
+    match name.rsplit_once(".experts.")?.1 {
+        "gate_up_proj" => Some(320),
+        "down_proj" => Some(64),
+        _ => None,
+    }
+}
+
+/// The code in MXFP4 that is nearest to a number, and the exponent of its block, which depends on the output alone here.
+fn mxfp4(value: f32, output: usize) -> (u8, u8) {
+    let exponent = 123 + (output % 2) as u8;
+    let distance = |code: u8| (LEVELS[usize::from(code)] * scale(exponent) - value.abs()).abs();
+    let code = (0..8).min_by(|a, b| distance(*a).total_cmp(&distance(*b))).unwrap();
+    (code | (u8::from(value < 0.0) << 3), exponent)
+}
+
+fn scale(exponent: u8) -> f32 {
+    (f32::from(exponent) - 127.0).exp2()
+}
+
+/// Writes the stacks of a checkpoint, whose numbers MXFP4 has, as published ones are: in MXFP4.
+fn packed(plain: &Path, folder: &Path) -> PathBuf {
+    std::fs::create_dir_all(folder).unwrap();
+    let bytes = std::fs::read(plain.join("model.safetensors")).unwrap();
+    let mut tensors = BTreeMap::new();
+    for (name, view) in SafeTensors::deserialize(&bytes).unwrap().tensors() {
+        let Some(outputs) = outputs_of_stack(&name) else {
+            tensors.insert(name, (view.dtype(), view.shape().to_vec(), view.data().to_vec()));
+            continue;
+        };
+        let (experts, inputs) = (view.shape()[0], view.shape()[1]);
+        let (mut blocks, mut scales) =
+            (vec![0u8; experts * outputs * inputs / 2], vec![0; experts * outputs * inputs / 32]);
+        for (at, bytes) in view.data().as_chunks::<4>().0.iter().enumerate() {
+            let (row, output) = (at / outputs, at % outputs);
+            let to = (row / inputs * outputs + output) * inputs + row % inputs;
+            let (code, exponent) = mxfp4(f32::from_le_bytes(*bytes), output);
+            blocks[to / 2] |= code << (to % 2 * 4);
+            scales[to / 32] = exponent;
+        }
+        let shape = vec![experts, outputs, inputs / 32];
+        tensors.insert(format!("{name}_blocks"), (Dtype::U8, [&shape[..], &[16]].concat(), blocks));
+        tensors.insert(format!("{name}_scales"), (Dtype::U8, shape, scales));
+    }
+    let views = tensors
+        .iter()
+        .map(|(name, (dtype, shape, data))| (name, TensorView::new(*dtype, shape.clone(), data).unwrap()));
+    safetensors::serialize_to_file(views, None, &folder.join("model.safetensors")).unwrap();
+    let mut config = read_config("gpt_oss");
+    let fields = config.as_object_mut().unwrap();
+    let rope = fields.remove("rope_parameters").unwrap();
+    fields.insert("rope_theta".into(), rope["rope_theta"].clone());
+    fields.insert("rope_scaling".into(), rope);
+    fields.insert("quantization_config".into(), json!({"quant_method": "mxfp4"}));
+    std::fs::write(folder.join("config.json"), config.to_string()).unwrap();
+    folder.to_owned()
+}
+
+/// Experts in MXFP4, quantized ones and plain ones that lie as `[inputs, outputs]` give the same logits, as closely as their
+/// products are computed.
+#[test]
+fn experts_may_be_packed_and_transposed() {
+    let folder = tempfile::tempdir().unwrap();
+    let to_levels = |name: &str, values: &mut [f32]| {
+        let Some(outputs) = outputs_of_stack(name) else { return };
+        for (at, value) in values.iter_mut().enumerate() {
+            let (code, exponent) = mxfp4(*value, at % outputs);
+            *value = (LEVELS[usize::from(code & 7)] * scale(exponent)).copysign(*value);
+        }
+    };
+    let plain = changed("gpt_oss", &folder.path().join("plain"), |_| (), str::to_owned, to_levels);
+    let packed = packed(&plain, &folder.path().join("packed"));
+    assert!(Checkpoint::open(&packed).unwrap_err().to_string().contains("firebox import"));
+    let imported = |name: &str, source: &Path, quantize| {
+        let bundle = folder.path().join(name);
+        import(source, &bundle, &ImportOptions { quantize }, &mut |_| {}).unwrap();
+        open(&bundle)
+    };
+    let q8 = Some(Quantization { bits: Bits::Q8, group: 32 });
+    let logits = |model: &Model| model.session().unwrap().feed(&tokens(1, 40)).unwrap();
+    let expected = logits(&open(&plain));
+    assert_eq!(bits(&logits(&imported("bundle", &plain, None))), bits(&expected));
+    let range = expected.iter().fold(0f32, |range, value| range.max(value.abs()));
+    let found = logits(&imported("blocks", &packed, None));
+    let off = found.iter().zip(&expected).map(|(found, expected)| (found - expected).abs() / range);
+    let off = off.fold(0f32, f32::max);
+    assert!(off < 0.02, "{off}");
+    // Quantized anew, where routers may choose other experts.
+    let [plain, packed] =
+        [("q8", &plain), ("blocks-q8", &packed)].map(|(name, source)| logits(&imported(name, source, q8)));
+    assert_eq!(bits(&packed), bits(&plain));
 }

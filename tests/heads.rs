@@ -25,7 +25,7 @@ use safetensors::{SafeTensors, tensor::TensorView};
 #[path = "heads/pool.rs"]
 mod pool;
 
-const FAMILIES: &str = "cohere2 ernie4_5 exaone4 gemma3_text glm4 glm4_moe gpt2 granite hunyuan_v1_dense lfm2_moe llama ministral3 \
+const FAMILIES: &str = "cohere2 ernie4_5 exaone4 gemma3_text glm4 glm4_moe gpt2 gpt_oss granite hunyuan_v1_dense lfm2_moe llama ministral3 \
      mistral olmo2 olmo3 phi3 qwen2 qwen3 qwen3_5_moe_text qwen3_5_text qwen3_moe qwen3_next seed_oss smollm3 starcoder2";
 
 fn fixture(family: &str) -> PathBuf {

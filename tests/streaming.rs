@@ -293,6 +293,7 @@ proptest! {
             "reference/qwen3_5_moe_text",
             "reference/qwen3_next",
             "reference/glm4_moe",
+            "reference/gpt_oss",
             "reference/lfm2_moe",
         ] {
             let path = fixtures(fixture);

@@ -9,7 +9,7 @@ use firebox::internals::model::{AdapterPlan, Fed, HeadForm, LogitRows, Seeded, T
 use firebox::internals::store::Checkpoint;
 use firebox::{Model, device};
 
-const FAMILIES: [&str; 26] = [
+const FAMILIES: [&str; 27] = [
     "cohere2",
     "ernie4_5",
     "exaone4",
@@ -17,6 +17,7 @@ const FAMILIES: [&str; 26] = [
     "glm4",
     "glm4_moe",
     "gpt2",
+    "gpt_oss",
     "granite",
     "hunyuan_v1_dense",
     "lfm2",

@@ -1,10 +1,10 @@
 //! Grouped-query attention.
 
-use burn::module::Module;
+use burn::module::{Module, Param};
 use burn::tensor::{Tensor, TensorData, activation};
 use firebox_cache::AttentionCache;
 use firebox_kernels::attention::{
-    AttentionParams, AttentionSequence, HeadTransform, RopeAndCache, batch_attention, can_record,
+    AttentionParams, AttentionSequence, HeadTransform, RopeAndCache, attention, batch_attention, can_record,
 };
 use firebox_kernels::linear::Weight;
 use firebox_kernels::transfers;
@@ -23,6 +23,8 @@ pub struct Attention {
     output: Linear,
     query_norm: Option<RmsNorm>,
     key_norm: Option<RmsNorm>,
+    /// `[heads]`
+    sinks: Option<Param<Tensor<1>>>,
     #[module(skip)]
     config: AttentionConfig,
 }
@@ -78,6 +80,7 @@ impl Attention {
             output: Linear::load(&weights, "o_proj", heads * head_dim, hidden_size, config.output_bias)?,
             query_norm: head_norm("q_norm", heads)?,
             key_norm: head_norm("k_norm", kv_heads)?,
+            sinks: if config.sinks { Some(weights.vector("sinks", heads)?) } else { None },
             config: config.clone(),
         })
     }
@@ -98,7 +101,11 @@ impl Attention {
             cache.append(of_group(&key), of_group(&value));
         }
         // After all writes: where sequences share a page, reading it for one would make the write of the next a copy.
-        let attended = batch_attention(query, self.sequences(rows, caches.iter()));
+        let sequences = self.sequences(rows, caches.iter());
+        let attended = match &self.sinks {
+            Some(sinks) if !sequences.is_empty() => with_sinks(query, sequences, &sinks.val()),
+            _ => batch_attention(query, sequences),
+        };
         let attended = match gate {
             Some(gate) => attended.mul(activation::sigmoid(gate)),
             None => attended,
@@ -106,10 +113,12 @@ impl Attention {
         self.output.forward(attended)
     }
 
-    /// Returns the weights of queries, keys and values and of the output, if they have no biases or adapters, no gate
+    /// Returns the weights of queries, keys and values and of the output, if they have no biases or adapters, no gate, no sinks
     /// and no norms but those of heads before their rotation.
     pub(crate) fn plain_weights(&self) -> Option<([Weight; 3], Weight)> {
-        if self.config.head_norm.is_some() && self.config.head_norm_place != HeadNormPlace::Heads {
+        let normed_elsewhere =
+            self.config.head_norm.is_some() && self.config.head_norm_place != HeadNormPlace::Heads;
+        if normed_elsewhere || self.config.sinks {
             return None;
         }
         match &self.input {
@@ -252,4 +261,15 @@ impl Attention {
         let query = self.grown(placed(&self.query_norm, query), rows);
         Projections { query, key: placed(&self.key_norm, key), value, gate }
     }
+}
+
+/// Attention of sequences with sinks, one after the other, `[rows, heads * head_dim]`.
+fn with_sinks(query: Tensor<3>, sequences: Vec<AttentionSequence>, sinks: &Tensor<1>) -> Tensor<2> {
+    let mut first = 0;
+    let attended = sequences.into_iter().map(|AttentionSequence { rows, spans, params, .. }| {
+        let own = query.clone().narrow(0, first, rows);
+        first += rows;
+        attention(own, &spans, Some(sinks.clone()), params)
+    });
+    Tensor::cat(attended.collect(), 0)
 }

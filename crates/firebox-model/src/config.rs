@@ -174,6 +174,8 @@ pub struct AttentionConfig {
     pub input_bias: bool,
     /// Whether the output has a bias.
     pub output_bias: bool,
+    /// Whether every query head has a learned score that adds to the sum of the softmax and has no value.
+    pub sinks: bool,
 }
 
 /// What the norm of queries and keys covers, and when it is applied.
@@ -280,6 +282,10 @@ pub struct GatedConfig {
     pub bias: bool,
     /// Whether gate and up are stored as one `gate_up_proj`.
     pub fused: bool,
+    /// Whether the outputs of that alternate, a gate before its up.
+    pub interleaved: bool,
+    /// Clamps gates from above and ups on both sides, and adds one to ups.
+    pub limit: Option<f32>,
 }
 
 /// Configuration of a feed-forward network of two matrices.
@@ -306,6 +312,8 @@ pub struct ExpertsConfig {
     pub chosen: usize,
     /// Whether the weights of the chosen experts are scaled to sum to one.
     pub normalised: bool,
+    /// Whether the router has a bias.
+    pub router_bias: bool,
     /// How experts are chosen and weighed.
     pub routing: RoutingConfig,
     /// A network that works on every token beside the chosen experts.

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use burn::module::Module;
+use burn::module::{Module, Param};
 use burn::tensor::{IndexingUpdateOp, Int, Tensor, TensorData, activation};
 
 use crate::ModelError;
@@ -23,6 +23,7 @@ const EXCLUDED_SCORE: f32 = f32::NEG_INFINITY;
 #[derive(Module, Debug)]
 pub struct MixtureOfExperts {
     router: Matrix,
+    router_bias: Option<Param<Tensor<1>>>,
     /// Empty where experts come from a cache.
     experts: Vec<GatedFeedForward>,
     #[module(skip)]
@@ -89,6 +90,10 @@ impl MixtureOfExperts {
         };
         Ok(Self {
             router: weights.matrix("gate.weight", config.experts, hidden_size)?,
+            router_bias: match config.router_bias {
+                true => Some(weights.vector("gate.bias", config.experts)?),
+                false => None,
+            },
             experts,
             cached,
             count: config.experts,
@@ -105,6 +110,10 @@ impl MixtureOfExperts {
     pub fn forward(&self, x: Tensor<2>) -> Result<Tensor<2>, ModelError> {
         let device = x.device();
         let products = self.router.multiply(x.clone());
+        let products = match &self.router_bias {
+            Some(bias) => products.add(bias.val().unsqueeze()),
+            None => products,
+        };
         let shares = match self.routing.sigmoid {
             true => activation::sigmoid(products),
             false => activation::softmax(products, 1),

@@ -17,6 +17,10 @@ pub struct GatedFeedForward {
     down: Linear,
     #[module(skip)]
     activation: Activation,
+    #[module(skip)]
+    interleaved: bool,
+    #[module(skip)]
+    limit: Option<f32>,
 }
 
 #[derive(Module, Debug)]
@@ -33,7 +37,7 @@ struct SeparateInput {
 
 impl GatedFeedForward {
     pub(crate) fn load(config: &GatedConfig, weights: &Weights<'_>) -> Result<Self, ModelError> {
-        let GatedConfig { hidden_size, inner_size, activation, bias, fused } = *config;
+        let GatedConfig { hidden_size, inner_size, activation, bias, fused, interleaved, limit } = *config;
         let inward = |name, width| Linear::load(weights, name, hidden_size, width, bias);
         let input = if fused {
             GatedInput::Fused(inward("gate_up_proj", 2 * inner_size)?)
@@ -44,18 +48,18 @@ impl GatedFeedForward {
             })
         };
         let down = Linear::load(weights, "down_proj", inner_size, hidden_size, bias)?;
-        Ok(Self { input, down, activation })
+        Ok(Self { input, down, activation, interleaved, limit })
     }
 
-    /// Returns the weights of gate and up, of down, and the nonlinearity, if there are no biases or adapters.
+    /// Returns the weights of gate and up, of down, and the nonlinearity, if there are no biases, adapters or limits.
     pub(crate) fn plain_weights(&self) -> Option<([Weight; 2], Weight, Activation)> {
         match &self.input {
-            GatedInput::Separate(SeparateInput { gate, up }) => Some((
+            GatedInput::Separate(SeparateInput { gate, up }) if self.limit.is_none() => Some((
                 [gate.plain_weights()?, up.plain_weights()?],
                 self.down.plain_weights()?,
                 self.activation,
             )),
-            GatedInput::Fused(_) => None,
+            _ => None,
         }
     }
 
@@ -64,10 +68,33 @@ impl GatedFeedForward {
         let inner = match &self.input {
             GatedInput::Separate(SeparateInput { gate, up }) => {
                 let [gate, up] = Linear::forward_each([gate, up], x);
-                gated(gate, up, self.activation)
+                self.gated(gate, up)
             }
-            GatedInput::Fused(input) => gated_halves(input.forward(x), self.activation),
+            GatedInput::Fused(input) => {
+                let both = input.forward(x);
+                let [rows, width] = both.dims();
+                let width = width / 2;
+                if self.interleaved {
+                    let pairs = both.reshape([rows, width, 2]);
+                    let [gate, up] = [0, 1].map(|at| pairs.clone().narrow(2, at, 1).reshape([rows, width]));
+                    self.gated(gate, up)
+                } else if self.limit.is_some() {
+                    self.gated(both.clone().narrow(1, 0, width), both.narrow(1, width, width))
+                } else {
+                    gated_halves(both, self.activation)
+                }
+            }
         };
         self.down.forward(inner)
+    }
+
+    fn gated(&self, gate: Tensor<2>, up: Tensor<2>) -> Tensor<2> {
+        match self.limit {
+            Some(limit) => {
+                let up = up.clamp(-limit, limit).add_scalar(1.0);
+                gated(gate.clamp_max(limit), up, self.activation)
+            }
+            None => gated(gate, up, self.activation),
+        }
     }
 }

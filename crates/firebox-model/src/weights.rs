@@ -7,7 +7,7 @@ use burn::module::{Param, ParamId};
 use burn::tensor::{AllocationProperty, Bytes, DType, Device, Int, Tensor, TensorData};
 use firebox_kernels::Grouping;
 use firebox_kernels::linear::{self, BlockFormat};
-use firebox_store::{Bits, BlockType, Dtype, Encoding, Tensors, Weight};
+use firebox_store::{Bits, BlockType, Dtype, Encoding, Tensors, Weight, encode};
 
 use crate::ModelError;
 use crate::adapter_plan::AdapterPlan;
@@ -173,9 +173,12 @@ impl<'a> Weights<'a> {
     }
 
     /// Returns a weight of `[outputs, inputs]`. If the device computes with the file's dtype and shares the
-    /// machine's memory, the tensor refers to the mapped file.
+    /// machine's memory, the tensor refers to the mapped file. One whose name lacks `.weight` lies as `[inputs, outputs]`.
     pub fn matrix(&self, name: &str, outputs: usize, inputs: usize) -> Result<Matrix, ModelError> {
         if self.transposed {
+            return self.transposed_matrix(name, outputs, inputs);
+        }
+        if let Some(name) = name.strip_suffix(".weight").filter(|name| self.has(name)) {
             return self.transposed_matrix(name, outputs, inputs);
         }
         if self.learning.is_some_and(|learning| learning.what == Learned::All) {
@@ -185,21 +188,25 @@ impl<'a> Weights<'a> {
         matrix(self.take(name, &[outputs, inputs])?, [outputs, inputs], &self.device)
     }
 
-    /// Returns a weight that lies as `[inputs, outputs]`, in f32.
+    /// Returns a weight that lies as `[inputs, outputs]`, in the file's dtype if that is one of floats.
     fn transposed_matrix(&self, name: &str, outputs: usize, inputs: usize) -> Result<Matrix, ModelError> {
         if self.learning.is_some_and(|learning| learning.what == Learned::All) {
             let weight = self.learned(name, [inputs, outputs], Learned::All)?;
             return Ok(Matrix::Dense(DenseMatrix::transposed(weight)));
         }
-        let stored = self.take(name, &[inputs, outputs])?.to_f32()?;
+        let stored = self.take(name, &[inputs, outputs])?;
+        let dtype = match stored.encoding {
+            Encoding::Plain(dtype @ (Dtype::F16 | Dtype::BF16)) => dtype,
+            _ => Dtype::F32,
+        };
         let mut weight = vec![0.0; outputs * inputs];
-        for (input, row) in stored.chunks(outputs).enumerate() {
+        for (input, row) in stored.to_f32()?.chunks(outputs).enumerate() {
             for (output, value) in row.iter().enumerate() {
                 weight[output * inputs + input] = *value;
             }
         }
-        let tensor = Tensor::from_data(TensorData::new(weight, [outputs, inputs]), &self.device);
-        Ok(Matrix::Dense(DenseMatrix::new(param(tensor))))
+        let weight = encode(name, &weight, &[outputs, inputs], Encoding::Plain(dtype))?;
+        matrix(weight, [outputs, inputs], &self.device)
     }
 
     /// Checks that every tensor has been used, except for `foreign` ones.

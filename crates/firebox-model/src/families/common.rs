@@ -199,6 +199,7 @@ impl<'a> Common<'a> {
             projections: AttentionProjections::Separate,
             input_bias: false,
             output_bias: false,
+            sinks: false,
         }
     }
 
@@ -215,6 +216,8 @@ impl<'a> Common<'a> {
             activation: self.activation,
             bias: false,
             fused: false,
+            interleaved: false,
+            limit: None,
         }
     }
 

@@ -47,6 +47,7 @@ impl Mixture {
             experts,
             chosen,
             normalised,
+            router_bias: false,
             routing,
             shared: None,
         })

@@ -10,6 +10,7 @@ mod gemma3_text;
 mod glm4;
 mod glm4_moe;
 mod gpt2;
+mod gpt_oss;
 mod granite;
 mod hunyuan_v1_dense;
 mod lfm2;
@@ -38,7 +39,7 @@ use crate::fields::Fields;
 
 type ReadConfig = fn(&Fields<'_>) -> Result<DecoderConfig, ModelError>;
 
-const DECODERS: [(&str, ReadConfig); 29] = [
+const DECODERS: [(&str, ReadConfig); 30] = [
     ("cohere2", |fields| cohere2::COHERE2.read(fields)),
     ("ernie4_5", |fields| ernie4_5::ERNIE4_5.read(fields)),
     ("exaone4", |fields| exaone4::EXAONE4.read(fields)),
@@ -46,6 +47,7 @@ const DECODERS: [(&str, ReadConfig); 29] = [
     ("glm4", |fields| glm4::GLM4.read(fields)),
     ("glm4_moe", glm4_moe::config),
     ("gpt2", |fields| gpt2::GPT2.read(fields)),
+    ("gpt_oss", gpt_oss::config),
     ("granite", |fields| granite::GRANITE.read(fields)),
     ("hunyuan_v1_dense", |fields| hunyuan_v1_dense::HUNYUAN_V1_DENSE.read(fields)),
     ("lfm2", lfm2::config),

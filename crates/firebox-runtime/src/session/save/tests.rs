@@ -434,7 +434,7 @@ fn sessions_of_dense_families_survive_operations() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("session");
     let mut state = 7u32;
-    for family in "cohere2 ernie4_5 exaone4 glm4 gpt2 granite hunyuan_v1_dense ministral3 olmo2 olmo3 seed_oss starcoder2"
+    for family in "cohere2 ernie4_5 exaone4 glm4 gpt2 gpt_oss granite hunyuan_v1_dense ministral3 olmo2 olmo3 seed_oss starcoder2"
         .split(' ')
     {
         let (model, mut succeeded) = (model(&format!("reference/{family}")), 0);
