@@ -28,6 +28,7 @@ mod matrix;
 pub mod norm;
 pub mod rope;
 mod simd;
+pub mod state_space;
 pub mod step;
 mod thread_pool;
 pub mod transfers;

@@ -1,4 +1,4 @@
-//! Gates, norms, rotation, convolution and the delta rule compared with Burn's operations, and bits with and
+//! Gates, norms, rotation, convolution, the delta rule and the state space compared with Burn's operations, and bits with and
 //! without other rows.
 
 #![allow(clippy::unwrap_used)]
@@ -9,6 +9,7 @@ use burn::tensor::{DType, Tensor};
 use firebox_kernels::convolution::{self, ConvolutionParams, convolve};
 use firebox_kernels::delta::{self, DecayParams, Heads, Tokens, delta_rule};
 use firebox_kernels::gate::{self, gated, gated_halves};
+use firebox_kernels::state_space::{self, ScanParams, ScanTokens, StateSpace, scan};
 use firebox_kernels::{Activation, norm, rope};
 use proptest::prelude::*;
 use support::{ACTIVATIONS, assert_close, bits, random, values};
@@ -93,6 +94,54 @@ fn convolved() -> impl Strategy<Value = Convolved> {
             follows,
             params,
             seed,
+        },
+    )
+}
+
+/// A random state space.
+#[derive(Debug, Clone)]
+struct Scan {
+    space: StateSpace,
+    count: usize,
+    seed: u64,
+}
+
+impl Scan {
+    fn tokens(&self) -> ScanTokens {
+        let step = by_column(random([self.count, self.space.heads], self.seed + 1).mul_scalar(4.0));
+        ScanTokens { mixed: random([self.count, self.space.channels()], self.seed), step }
+    }
+
+    fn params(&self) -> ScanParams {
+        let of = |index| random([self.space.heads], self.seed + index);
+        ScanParams { rate: of(2), bias: of(3), skip: of(4) }
+    }
+
+    fn memory(&self) -> Tensor<3> {
+        random([self.space.heads, self.space.states, self.space.width], self.seed + 5)
+    }
+
+    /// Runs it from each cut to the next.
+    fn in_pieces(&self, cuts: &[usize]) -> (Vec<u32>, Vec<u32>) {
+        let tokens = self.tokens();
+        let (mut read, mut memory) = (Vec::new(), self.memory());
+        for cut in cuts.windows(2) {
+            let part = |tensor: &Tensor<2>| rows_of(tensor, cut[0], cut[1]);
+            let part = ScanTokens { mixed: part(&tokens.mixed), step: part(&tokens.step) };
+            let (found, after) = scan(part, self.params(), self.space, Some(memory));
+            read.extend(bits(found));
+            memory = after;
+        }
+        (read, bits(memory))
+    }
+}
+
+fn scans() -> impl Strategy<Value = Scan> {
+    let steps = prop_oneof![Just([0.0, f32::INFINITY]), Just([0.05, 1.5])];
+    (0usize..150, 1usize..3, 1usize..4, 1usize..70, 1usize..20, steps, 0u64..1000).prop_map(
+        |(count, groups, sharing, width, states, steps, seed)| {
+            let space = StateSpace { heads: groups * sharing, width, groups, states, steps };
+            Scan { space, count, seed }
         },
     )
 }
@@ -253,6 +302,23 @@ proptest! {
         let every: Vec<usize> = (0..=rule.count).collect();
         prop_assert_eq!(&rule.in_pieces(&every).1, &whole.1);
         prop_assert_eq!(&rule.in_pieces(&every).0, &whole.0);
+    }
+
+    #[test]
+    fn state_spaces(case in scans()) {
+        let (read, memory) = scan(case.tokens(), case.params(), case.space, Some(case.memory()));
+        let expected = state_space::reference::scan(case.tokens(), case.params(), case.space, case.memory());
+        assert_near(read, expected.0, 1e-5);
+        assert_near(memory, expected.1, 1e-5);
+    }
+
+    /// In one call, in two, and token by token.
+    #[test]
+    fn state_spaces_in_pieces(case in scans(), cut in 0usize..150) {
+        let whole = case.in_pieces(&[0, case.count]);
+        prop_assert_eq!(&case.in_pieces(&[0, cut.min(case.count), case.count]), &whole);
+        let every: Vec<usize> = (0..=case.count).collect();
+        prop_assert_eq!(&case.in_pieces(&every), &whole);
     }
 }
 

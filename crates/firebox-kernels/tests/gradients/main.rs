@@ -15,6 +15,7 @@ use firebox_kernels::convolution::{ConvolutionParams, convolve};
 use firebox_kernels::cross_entropy::{self, cross_entropy, divergence};
 use firebox_kernels::delta::{DecayParams, Heads, Tokens, delta_rule};
 use firebox_kernels::linear::multiply;
+use firebox_kernels::state_space::{ScanParams, ScanTokens, StateSpace, scan};
 use firebox_kernels::{gate, norm, rope};
 use proptest::prelude::*;
 
@@ -148,6 +149,36 @@ proptest! {
                 let decay_params =
                     DecayParams { rate: given[3].clone(), bias: given[4].clone(), logarithmic };
                 flat(delta_rule(tokens, decay_params, heads, None).0)
+            },
+            None,
+            1e-3,
+        );
+    }
+
+    #[test]
+    fn state_spaces(
+        count in 1usize..6, groups in 1usize..3, sharing in 1usize..3, width in 1usize..5, states in 1usize..5,
+        seed in 0u64..1000,
+    ) {
+        let heads = groups * sharing;
+        let space = StateSpace { heads, width, groups, states, steps: [0.0, f32::INFINITY] };
+        let inputs = [
+            numbers(count * space.channels(), seed),
+            numbers(count * heads, seed + 1),
+            numbers(heads, seed + 2),
+            numbers(heads, seed + 3),
+            numbers(heads, seed + 4),
+            numbers(heads * states * width, seed + 5),
+        ];
+        check(
+            &inputs,
+            &|given| {
+                let of = |index: usize, width: usize| given[index].clone().reshape([count, width]);
+                let tokens = ScanTokens { mixed: of(0, space.channels()), step: of(1, heads) };
+                let [rate, bias, skip] = [2, 3, 4].map(|index: usize| given[index].clone());
+                let memory = given[5].clone().reshape([heads, states, width]);
+                let (read, after) = scan(tokens, ScanParams { rate, bias, skip }, space, Some(memory));
+                Tensor::cat(vec![flat(read), flat(after)], 0)
             },
             None,
             1e-3,
