@@ -115,14 +115,32 @@ impl Folder {
 
     /// The JSON object in a small file, or None if there is no file.
     pub(crate) fn read_object(&self, name: &str, limit: u64) -> Result<Option<Value>, StoreError> {
-        let Some(bytes) = self.read(name, limit)? else { return Ok(None) };
+        let Some(mut bytes) = self.read(name, limit)? else { return Ok(None) };
         let malformed = |fault: Fault| fault.in_file(&self.path.join(name));
+        infinities_as_null(&mut bytes);
         let value: Value =
             serde_json::from_slice(&bytes).map_err(|error| malformed(Fault::json("JSON", &error)))?;
         if !value.is_object() {
             return Err(malformed(Fault::new("JSON", "expected an object")));
         }
         Ok(Some(value))
+    }
+}
+
+/// Replaces infinite numbers by null: Python writes them as a word that JSON does not have.
+fn infinities_as_null(json: &mut [u8]) {
+    const WORD: &[u8; 8] = b"Infinity";
+    let (mut at, mut quoted) = (0, false);
+    while let Some(byte) = json.get(at) {
+        match byte {
+            b'"' => quoted = !quoted,
+            b'\\' if quoted => at += 1,
+            b'I' if !quoted && json[at..].starts_with(WORD) => {
+                json[at..][..WORD.len()].copy_from_slice(b"null    ");
+            }
+            _ => {}
+        }
+        at += 1;
     }
 }
 

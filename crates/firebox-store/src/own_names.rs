@@ -27,6 +27,20 @@ const LFM2: [(&str, &str); 9] = [
     (".ffn_norm.", ".post_attention_layernorm."),
 ];
 
+/// Parts of names of Granite's mixtures behind the layer's number, and the usual ones.
+const GRANITE: [(&str, &str); 3] = [
+    (".block_sparse_moe.router.layer.", ".mlp.gate."),
+    (".block_sparse_moe.input_linear.", ".mlp.experts.gate_up_proj."),
+    (".block_sparse_moe.output_linear.", ".mlp.experts.down_proj."),
+];
+
+/// Parts of names of Nemotron's mixtures behind the layer's number, and the usual ones.
+const NEMOTRON: [(&str, &str); 3] = [
+    (".mixer.gate.", ".mlp.gate."),
+    (".mixer.experts.", ".mlp.experts."),
+    (".mixer.shared_experts.", ".mlp.shared_experts."),
+];
+
 /// Gives tensors their usual names. Scales and other parts of packed tensors are renamed with them.
 pub(crate) fn rename(config: &Value, tensors: &mut [(TensorInfo, Place)]) {
     match config.get("model_type").and_then(Value::as_str) {
@@ -43,11 +57,18 @@ pub(crate) fn rename(config: &Value, tensors: &mut [(TensorInfo, Place)]) {
             if let Some(part) = name.strip_prefix("model.embedding_norm.") {
                 return Some(format!("model.norm.{part}"));
             }
-            let usual = |name: String, (own, usual): &(&str, &str)| name.replace(own, usual);
-            name.contains(".layers.").then(|| LFM2.iter().fold(name.to_owned(), usual))
+            usual(name, &LFM2)
         }),
+        Some("granitemoe" | "granitemoehybrid") => rename_all(tensors, |name| usual(name, &GRANITE)),
+        Some("nemotron_h") => rename_all(tensors, |name| usual(name, &NEMOTRON)),
         _ => {}
     }
+}
+
+/// Returns a layer's name with its own parts replaced by the usual ones.
+fn usual(name: &str, parts: &[(&str, &str)]) -> Option<String> {
+    let replaced = |name: String, (own, usual): &(&str, &str)| name.replace(own, usual);
+    name.contains(".layers.").then(|| parts.iter().fold(name.to_owned(), replaced))
 }
 
 fn rename_all(tensors: &mut [(TensorInfo, Place)], new: impl Fn(&str) -> Option<String>) {
@@ -71,15 +92,30 @@ mod tests {
     fn own_names_are_translated_within_layers() {
         let names = [
             (
+                "lfm2_moe",
                 "model.layers.1.feed_forward.experts.4.w2.weight",
                 "model.layers.1.mlp.experts.4.down_proj.weight",
             ),
-            ("model.layers.1.feed_forward.w1.scales", "model.layers.1.mlp.gate_proj.scales"),
-            ("model.layers.1.self_attn.out_proj.weight", "model.layers.1.self_attn.o_proj.weight"),
-            ("model.layers.1.conv.out_proj.weight", "model.layers.1.conv.out_proj.weight"),
-            ("model.embedding_norm.weight", "model.norm.weight"),
+            ("lfm2_moe", "model.layers.1.feed_forward.w1.scales", "model.layers.1.mlp.gate_proj.scales"),
+            (
+                "lfm2_moe",
+                "model.layers.1.self_attn.out_proj.weight",
+                "model.layers.1.self_attn.o_proj.weight",
+            ),
+            ("lfm2_moe", "model.layers.1.conv.out_proj.weight", "model.layers.1.conv.out_proj.weight"),
+            ("lfm2_moe", "model.embedding_norm.weight", "model.norm.weight"),
+            (
+                "granitemoe",
+                "model.layers.1.block_sparse_moe.input_linear.weight",
+                "model.layers.1.mlp.experts.gate_up_proj.weight",
+            ),
+            (
+                "granitemoehybrid",
+                "model.layers.1.block_sparse_moe.router.layer.weight",
+                "model.layers.1.mlp.gate.weight",
+            ),
         ];
-        for (own, usual) in names {
+        for (family, own, usual) in names {
             let info = TensorInfo {
                 segment: SegmentId::from_tensor_name(own),
                 name: own.into(),
@@ -89,7 +125,7 @@ mod tests {
             };
             let place = Place { data: Span { file: 0, start: 0, len: 64 }, scales: None };
             let mut tensors = [(info, place)];
-            rename(&json!({"model_type": "lfm2_moe"}), &mut tensors);
+            rename(&json!({"model_type": family}), &mut tensors);
             assert_eq!(tensors[0].0.name, usual);
             assert_eq!(tensors[0].0.segment, SegmentId::from_tensor_name(usual));
         }

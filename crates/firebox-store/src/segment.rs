@@ -45,9 +45,8 @@ impl SegmentId {
                     }
                 }
                 "embed_tokens" | "embeddings" | "wte" | "wpe" => seen_embedding = true,
-                "lm_head" | "norm" | "ln_f" | "pooler" | "cls" | "classifier" | "score" | "bridge" => {
-                    seen_final = true
-                }
+                "lm_head" | "norm" | "norm_f" | "ln_f" | "pooler" | "cls" | "classifier" | "score"
+                | "bridge" => seen_final = true,
                 _ => {}
             }
         }
@@ -132,6 +131,7 @@ mod tests {
             ("bert.embeddings.position_embeddings.weight", SegmentId::Embed),
             ("pooler.dense.weight", SegmentId::Final),
             ("model.norm.weight", SegmentId::Final),
+            ("backbone.norm_f.weight", SegmentId::Final),
             ("lm_head.weight", SegmentId::Final),
             ("model.visual.blocks.0.norm1.weight", SegmentId::Other),
             ("vision_tower.vision_model.encoder.layers.3.mlp.fc1.weight", SegmentId::Other),
