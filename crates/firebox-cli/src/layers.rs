@@ -22,9 +22,9 @@ pub struct LayerRun {
 pub struct Layer {
     /// The kind of the mixer, which moves information between positions.
     pub mixer: String,
-    /// Query heads; value heads of a delta net.
+    /// Query heads; value heads of a delta net; heads of a mamba.
     pub heads: usize,
-    /// Key and value heads; key heads of a delta net.
+    /// Key and value heads; key heads of a delta net; groups of a mamba.
     pub kv_heads: usize,
     /// Width of a head; of a value head of a delta net.
     pub head_dim: usize,
@@ -58,13 +58,15 @@ fn describe(block: &BlockConfig) -> Layer {
             format!("plain {}, {}", activation(plain.activation), plain.inner_size)
         }
         FeedForwardConfig::MixtureOfExperts(experts) => format!(
-            "{} of {} experts{}, gated {}, {}",
+            "{} of {} experts{}, {} {}, {}",
             experts.chosen,
             experts.experts,
             if experts.shared.is_some() { " and a shared one" } else { "" },
+            if experts.expert.ungated { "plain" } else { "gated" },
             activation(experts.expert.activation),
             experts.expert.inner_size
         ),
+        FeedForwardConfig::Absent => "none".into(),
     };
     match &block.mixer {
         MixerConfig::Attention(attention) => Layer {
@@ -90,6 +92,24 @@ fn describe(block: &BlockConfig) -> Layer {
             heads: net.value_heads,
             kv_heads: net.key_heads,
             head_dim: net.value_dim,
+            window: None,
+            rope: None,
+            feed_forward,
+        },
+        MixerConfig::Mamba(mamba) => Layer {
+            mixer: "mamba".into(),
+            heads: mamba.heads,
+            kv_heads: mamba.groups,
+            head_dim: mamba.head_dim,
+            window: None,
+            rope: None,
+            feed_forward,
+        },
+        MixerConfig::Absent => Layer {
+            mixer: "none".into(),
+            heads: 0,
+            kv_heads: 0,
+            head_dim: 0,
             window: None,
             rope: None,
             feed_forward,

@@ -95,6 +95,9 @@ impl Block {
             };
             return Ok(hidden.add(mixed).add(self.fed(x)?));
         }
+        if matches!(self.feed_forward, FeedForward::Absent(_)) {
+            return Ok(hidden.add(mixed));
+        }
         let (hidden, x) = match &self.feed_forward_norm {
             Some(norm) => norm.forward_sum(mixed, hidden),
             None => {

@@ -139,6 +139,10 @@ pub enum MixerConfig {
     GatedDeltaNet(DeltaNetConfig),
     /// A causal convolution of few taps between two gates.
     ShortConvolution(ShortConvolutionConfig),
+    /// A convolution and a selective state space.
+    Mamba(MambaConfig),
+    /// Nothing: the layer is a feed-forward network.
+    Absent,
 }
 
 /// Configuration of grouped-query attention.
@@ -220,6 +224,35 @@ pub struct ShortConvolutionConfig {
     pub bias: bool,
 }
 
+/// Configuration of Mamba-2.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct MambaConfig {
+    /// Width of the hidden state.
+    pub hidden_size: usize,
+    /// Heads of the state space.
+    pub heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Groups of heads that share their directions, and are normalised together; a divisor of the heads.
+    pub groups: usize,
+    /// Width of a direction: rows of a head's state.
+    pub states: usize,
+    /// Taps of the convolution.
+    pub kernel: usize,
+    /// Activation of the convolution.
+    pub activation: Activation,
+    /// Whether both projections have a bias.
+    pub projection_bias: bool,
+    /// Whether the convolution has a bias.
+    pub convolution_bias: bool,
+    /// Norm of all heads, after the gate.
+    pub norm: NormConfig,
+    /// Smaller time steps are raised to this one.
+    pub smallest_step: f32,
+    /// Larger time steps are lowered to this one.
+    pub largest_step: Option<f32>,
+}
+
 /// Configuration of the gated delta rule with its causal convolution.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct DeltaNetConfig {
@@ -267,6 +300,8 @@ pub enum FeedForwardConfig {
     Plain(PlainConfig),
     /// Several gated networks, a few of which are chosen for each token.
     MixtureOfExperts(ExpertsConfig),
+    /// Nothing: the layer is a mixer.
+    Absent,
 }
 
 /// Configuration of a gated feed-forward network.
@@ -286,6 +321,8 @@ pub struct GatedConfig {
     pub interleaved: bool,
     /// Clamps gates from above and ups on both sides, and adds one to ups.
     pub limit: Option<f32>,
+    /// Whether an expert has no gate: `down(activation(up(x)))`.
+    pub ungated: bool,
 }
 
 /// Configuration of a feed-forward network of two matrices.

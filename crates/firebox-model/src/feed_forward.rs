@@ -6,6 +6,7 @@ use std::sync::Arc;
 use burn::module::Module;
 use burn::tensor::Tensor;
 
+use crate::absent::Absent;
 use crate::config::FeedForwardConfig;
 use crate::error::{ComponentError, ModelError, of_width};
 use crate::experts::{CachedExperts, MixtureOfExperts};
@@ -22,6 +23,8 @@ pub enum FeedForward {
     Plain(PlainFeedForward),
     /// Several, a few of which are chosen.
     MixtureOfExperts(MixtureOfExperts),
+    /// None.
+    Absent(Absent),
     /// A custom feed-forward.
     Own(HeldFeedForward),
 }
@@ -57,6 +60,7 @@ impl FeedForward {
             FeedForwardConfig::MixtureOfExperts(mixture) => {
                 Self::MixtureOfExperts(MixtureOfExperts::load(mixture, &weights, experts)?)
             }
+            FeedForwardConfig::Absent => Self::Absent(Absent),
         })
     }
 
@@ -70,6 +74,7 @@ impl FeedForward {
             Self::Gated(gated) => Ok(gated.forward(x)),
             Self::Plain(plain) => Ok(plain.forward(x)),
             Self::MixtureOfExperts(experts) => experts.forward(x),
+            Self::Absent(absent) => Ok(absent.forward(x)),
             Self::Own(HeldFeedForward { held }) => of_width(held.id(), x.dims(), held.forward(x)),
         }
     }

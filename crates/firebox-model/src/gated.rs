@@ -10,7 +10,7 @@ use crate::config::{Activation, GatedConfig};
 use crate::linear::Linear;
 use crate::weights::Weights;
 
-/// `down(activation(gate(x)) * up(x))`
+/// `down(activation(gate(x)) * up(x))`, or `down(activation(up(x)))` in experts without gates.
 #[derive(Module, Debug)]
 pub struct GatedFeedForward {
     input: GatedInput,
@@ -27,6 +27,7 @@ pub struct GatedFeedForward {
 enum GatedInput {
     Separate(SeparateInput),
     Fused(Linear),
+    Ungated(Linear),
 }
 
 #[derive(Module, Debug)]
@@ -37,9 +38,12 @@ struct SeparateInput {
 
 impl GatedFeedForward {
     pub(crate) fn load(config: &GatedConfig, weights: &Weights<'_>) -> Result<Self, ModelError> {
-        let GatedConfig { hidden_size, inner_size, activation, bias, fused, interleaved, limit } = *config;
+        let GatedConfig { hidden_size, inner_size, activation, bias, fused, interleaved, limit, ungated } =
+            *config;
         let inward = |name, width| Linear::load(weights, name, hidden_size, width, bias);
-        let input = if fused {
+        let input = if ungated {
+            GatedInput::Ungated(inward("up_proj", inner_size)?)
+        } else if fused {
             GatedInput::Fused(inward("gate_up_proj", 2 * inner_size)?)
         } else {
             GatedInput::Separate(SeparateInput {
@@ -84,6 +88,7 @@ impl GatedFeedForward {
                     gated_halves(both, self.activation)
                 }
             }
+            GatedInput::Ungated(up) => self.activation.forward(up.forward(x)),
         };
         self.down.forward(inner)
     }

@@ -3,6 +3,7 @@
 //! A [`Decoder`] is built over the weights of a `firebox_store::Checkpoint` on any Burn device. Its forward
 //! pass is a value, a [`Pass`], that runs layer by layer against the caches of the sequences it works on.
 
+mod absent;
 mod adapter;
 mod adapter_plan;
 mod attention;
@@ -26,6 +27,7 @@ mod head;
 mod initial;
 mod input;
 mod linear;
+mod mamba;
 mod matrix;
 mod matrix_use;
 mod mixer;
@@ -52,6 +54,7 @@ mod streamed_decoder;
 mod tower;
 mod weights;
 
+pub use absent::Absent;
 pub use adapter::Adapter;
 pub use adapter_plan::AdapterPlan;
 pub use attention::Attention;
@@ -71,6 +74,7 @@ pub use head::{Head, HeadForm};
 pub use initial::Seeded;
 pub use input::Input;
 pub use linear::Linear;
+pub use mamba::Mamba;
 pub use matrix::{BlockMatrix, DenseMatrix, GroupedMatrix, Matrix};
 pub use matrix_use::MatrixUse;
 pub use mixer::{HeldMixer, Mixer, MixerMemory, OwnMixer, Sequence, Sequences};

@@ -1,4 +1,4 @@
-//! Mixers: attention, the gated delta rule, short convolutions, and custom ones.
+//! Mixers: attention, the gated delta rule, short convolutions, Mamba-2, and custom ones.
 
 use std::fmt::Debug;
 use std::ops::Range;
@@ -8,10 +8,12 @@ use burn::module::Module;
 use burn::tensor::Tensor;
 use firebox_cache::{LayerCache, LayerLayout, RecurrentState};
 
+use crate::absent::Absent;
 use crate::attention::Attention;
 use crate::config::MixerConfig;
 use crate::delta_net::GatedDeltaNet;
 use crate::error::{ComponentError, ModelError, of_width};
+use crate::mamba::Mamba;
 use crate::rows::Rows;
 use crate::short_convolution::ShortConvolution;
 use crate::weights::Weights;
@@ -25,6 +27,10 @@ pub enum Mixer {
     GatedDeltaNet(GatedDeltaNet),
     /// A gated short convolution.
     ShortConvolution(ShortConvolution),
+    /// Mamba-2.
+    Mamba(Mamba),
+    /// None.
+    Absent(Absent),
     /// A custom mixer.
     Own(HeldMixer),
 }
@@ -139,6 +145,8 @@ impl Mixer {
             MixerConfig::ShortConvolution(convolution) => {
                 Self::ShortConvolution(ShortConvolution::load(convolution, weights)?)
             }
+            MixerConfig::Mamba(mamba) => Self::Mamba(Mamba::load(mamba, weights)?),
+            MixerConfig::Absent => Self::Absent(Absent),
         })
     }
 
@@ -165,6 +173,8 @@ impl Mixer {
             Self::ShortConvolution(convolution) => {
                 Ok(convolution.forward(x, rows, caches.filter_map(recurrent)))
             }
+            Self::Mamba(mamba) => Ok(mamba.forward(x, rows, caches.filter_map(recurrent))),
+            Self::Absent(absent) => Ok(absent.forward(x)),
             Self::Own(HeldMixer { held }) => {
                 let sequences = Sequences { rows, caches: caches.collect() };
                 of_width(held.id(), x.dims(), held.forward(x, sequences))
@@ -177,9 +187,11 @@ impl Mixer {
     pub fn forward(&self, x: Tensor<2>, sequences: Sequences<'_>) -> Result<Tensor<2>, ModelError> {
         let fits = |cache: &LayerCache<'_>| match self {
             Self::Attention(_) => matches!(cache, LayerCache::Attention(_)),
-            Self::GatedDeltaNet(_) | Self::ShortConvolution(_) => matches!(cache, LayerCache::Recurrent(_)),
+            Self::GatedDeltaNet(_) | Self::ShortConvolution(_) | Self::Mamba(_) => {
+                matches!(cache, LayerCache::Recurrent(_))
+            }
             // A custom mixer checks by itself.
-            Self::Own(_) => true,
+            Self::Absent(_) | Self::Own(_) => true,
         };
         if !sequences.caches.iter().all(fits) {
             return Err(ModelError::Component {
@@ -208,6 +220,11 @@ impl MixerConfig {
                 memory: None,
                 convolution: Some([convolution.kernel.saturating_sub(1), convolution.hidden_size]),
             },
+            Self::Mamba(mamba) => MixerMemory::State {
+                memory: Some([mamba.heads, mamba.states, mamba.head_dim]),
+                convolution: Some([mamba.kernel.saturating_sub(1), mamba.channels()]),
+            },
+            Self::Absent => MixerMemory::State { memory: None, convolution: None },
         }
     }
 }

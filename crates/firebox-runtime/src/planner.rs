@@ -1,7 +1,9 @@
 //! Plans how much of a model stays in memory: the planner of `firebox-memory`, with shapes read from checkpoints.
 
 use firebox_cache::{KvType, Layout};
-use firebox_model::config::{AttentionConfig, DecoderConfig, DeltaNetConfig, FeedForwardConfig, MixerConfig};
+use firebox_model::config::{
+    AttentionConfig, DecoderConfig, DeltaNetConfig, FeedForwardConfig, MambaConfig, MixerConfig,
+};
 use firebox_model::{EncoderConfig, Partition};
 use firebox_store::Checkpoint;
 
@@ -69,6 +71,8 @@ fn activation_bytes_per_row(config: &DecoderConfig) -> u64 {
             MixerConfig::GatedDeltaNet(net) => delta_net_numbers(net),
             // What the projection yields, both products and the sums.
             MixerConfig::ShortConvolution(convolution) => 6 * convolution.hidden_size,
+            MixerConfig::Mamba(mamba) => mamba_numbers(mamba),
+            MixerConfig::Absent => 0,
         };
         let feed_forward = match &block.feed_forward {
             // Gate, up, and their product.
@@ -79,6 +83,7 @@ fn activation_bytes_per_row(config: &DecoderConfig) -> u64 {
                 let shared = experts.shared.as_ref().map_or(0, |shared| shared.network.inner_size);
                 3 * (experts.expert.inner_size * experts.chosen + shared)
             }
+            FeedForwardConfig::Absent => 0,
         };
         mixer.max(feed_forward)
     });
@@ -113,6 +118,14 @@ fn attention_numbers(attention: &AttentionConfig) -> usize {
 fn delta_net_numbers(net: &DeltaNetConfig) -> usize {
     let values = net.value_heads * net.value_dim;
     2 * (2 * net.key_heads * net.key_dim + values) + 2 * values
+}
+
+/// Returns how many numbers a row of Mamba needs: what the projection yields, the parts of it, sums and output of the
+/// convolution, the output of every head, gated and normed.
+fn mamba_numbers(mamba: &MambaConfig) -> usize {
+    let inner = mamba.heads * mamba.head_dim;
+    let channels = inner + 2 * mamba.groups * mamba.states;
+    2 * (inner + channels + mamba.heads) + 2 * channels + 3 * inner
 }
 
 #[cfg(test)]

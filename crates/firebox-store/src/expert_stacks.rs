@@ -14,8 +14,15 @@ use crate::tensor_index::{Place, Span, TensorInfo};
 type Tensor = (TensorInfo, Place);
 
 /// Families that may store all experts of a layer as `gate_up_proj` and `down_proj` of three dimensions.
-const STACKED: [&str; 7] =
-    ["qwen3_moe", "qwen3_next", "qwen3_5_moe", "qwen3_5_moe_text", "glm4_moe", "granitemoe", "granitemoehybrid"];
+const STACKED: [&str; 7] = [
+    "qwen3_moe",
+    "qwen3_next",
+    "qwen3_5_moe",
+    "qwen3_5_moe_text",
+    "glm4_moe",
+    "granitemoe",
+    "granitemoehybrid",
+];
 
 /// The family whose stacks lie as `[experts, inputs, outputs]` or in MXFP4, with a stack of biases for each. Its matrices are named
 /// without `.weight` while they lie as `[inputs, outputs]`.

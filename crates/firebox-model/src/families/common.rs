@@ -21,6 +21,8 @@ pub(super) struct Defaults {
     /// `None` if the configuration must give it, or if it follows from other fields.
     pub head_dim: Option<usize>,
     pub kv_heads: Option<usize>,
+    /// Number of layers, if other fields tell.
+    pub layers: Option<usize>,
     /// Inner width of families whose configuration need not give one.
     pub inner_size: Option<usize>,
     pub activation: Activation,
@@ -44,6 +46,7 @@ impl Defaults {
     pub const USUAL: Self = Self {
         head_dim: None,
         kv_heads: None,
+        layers: None,
         inner_size: None,
         activation: Activation::Silu,
         rotary_fraction: None,
@@ -113,7 +116,10 @@ impl<'a> Common<'a> {
                 (None, Some(factor)) => factor * hidden_size,
                 (None, None) => return Err(fields.error("intermediate_size", "is missing")),
             };
-        let layers = fields.required_count("num_hidden_layers")?;
+        let layers = match (fields.count("num_hidden_layers")?, defaults.layers) {
+            (Some(layers), _) | (None, Some(layers)) => layers,
+            (None, None) => return Err(fields.error("num_hidden_layers", "is missing")),
+        };
         if layers > MAX_LAYERS {
             return Err(fields.error("num_hidden_layers", format!("is {layers}, more than {MAX_LAYERS}")));
         }
@@ -218,6 +224,7 @@ impl<'a> Common<'a> {
             fused: false,
             interleaved: false,
             limit: None,
+            ungated: false,
         }
     }
 
@@ -276,9 +283,9 @@ impl<'a> Common<'a> {
         listed
             .iter()
             .map(|kind| match kind.as_str() {
-                Some("full_attention") => Ok(LayerKind::Full),
+                Some("full_attention" | "attention") => Ok(LayerKind::Full),
                 Some("sliding_attention") => Ok(LayerKind::Sliding),
-                Some("linear_attention") => Ok(LayerKind::Recurrent),
+                Some("linear_attention" | "mamba") => Ok(LayerKind::Recurrent),
                 _ => {
                     let kind = shown(kind);
                     Err(self

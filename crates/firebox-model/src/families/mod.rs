@@ -12,12 +12,16 @@ mod glm4_moe;
 mod gpt2;
 mod gpt_oss;
 mod granite;
+mod granitemoe;
 mod hunyuan_v1_dense;
 mod lfm2;
 mod llama;
+mod mamba;
+mod mamba2;
 mod ministral3;
 mod mistral;
 mod mixture;
+mod nemotron_h;
 mod olmo2;
 mod phi3;
 mod qwen2;
@@ -39,7 +43,7 @@ use crate::fields::Fields;
 
 type ReadConfig = fn(&Fields<'_>) -> Result<DecoderConfig, ModelError>;
 
-const DECODERS: [(&str, ReadConfig); 30] = [
+const DECODERS: [(&str, ReadConfig); 34] = [
     ("cohere2", |fields| cohere2::COHERE2.read(fields)),
     ("ernie4_5", |fields| ernie4_5::ERNIE4_5.read(fields)),
     ("exaone4", |fields| exaone4::EXAONE4.read(fields)),
@@ -49,13 +53,17 @@ const DECODERS: [(&str, ReadConfig); 30] = [
     ("gpt2", |fields| gpt2::GPT2.read(fields)),
     ("gpt_oss", gpt_oss::config),
     ("granite", |fields| granite::GRANITE.read(fields)),
+    ("granitemoe", granitemoe::config),
+    ("granitemoehybrid", granitemoe::hybrid_config),
     ("hunyuan_v1_dense", |fields| hunyuan_v1_dense::HUNYUAN_V1_DENSE.read(fields)),
     ("lfm2", lfm2::config),
     ("lfm2_moe", lfm2::mixture_config),
     ("llama", llama::config),
+    ("mamba2", mamba2::config),
     ("ministral3", |fields| ministral3::MINISTRAL3.read(fields)),
     ("mistral", mistral::config),
     ("mistral3", ministral3::wrapper_config),
+    ("nemotron_h", nemotron_h::config),
     ("olmo2", |fields| olmo2::OLMO2.read(fields)),
     ("olmo3", |fields| olmo2::OLMO3.read(fields)),
     ("phi3", phi3::config),
