@@ -11,7 +11,7 @@ use firebox::{Model, device};
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use serde_json::{Value, json};
 
-const FAMILIES: [&str; 13] = [
+const FAMILIES: [&str; 16] = [
     "cohere2",
     "ernie4_5",
     "exaone4",
@@ -19,8 +19,11 @@ const FAMILIES: [&str; 13] = [
     "gpt2",
     "gpt_oss",
     "granite",
+    "granitemoehybrid",
     "hunyuan_v1_dense",
+    "mamba2",
     "ministral3",
+    "nemotron_h",
     "olmo2",
     "olmo3",
     "seed_oss",

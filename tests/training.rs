@@ -9,7 +9,7 @@ use firebox::internals::model::{AdapterPlan, Fed, HeadForm, LogitRows, Seeded, T
 use firebox::internals::store::Checkpoint;
 use firebox::{Model, device};
 
-const FAMILIES: [&str; 27] = [
+const FAMILIES: [&str; 31] = [
     "cohere2",
     "ernie4_5",
     "exaone4",
@@ -19,12 +19,16 @@ const FAMILIES: [&str; 27] = [
     "gpt2",
     "gpt_oss",
     "granite",
+    "granitemoe",
+    "granitemoehybrid",
     "hunyuan_v1_dense",
     "lfm2",
     "lfm2_moe",
     "llama",
+    "mamba2",
     "ministral3",
     "mistral",
+    "nemotron_h",
     "olmo2",
     "olmo3",
     "phi3",

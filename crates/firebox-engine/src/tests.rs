@@ -42,13 +42,14 @@ impl Clock for SimulatedClock {
     }
 }
 
-const FIXTURES: [&str; 6] = [
+const FIXTURES: [&str; 7] = [
     "reference/llama",
     "variants/mistral-window7-headdim12",
     "reference/qwen3_5_text",
     "reference/qwen3_moe",
     "reference/qwen3_next",
     "reference/lfm2_moe",
+    "variants/mamba2-groups2-kernel3-biases",
 ];
 
 fn models() -> Vec<Model> {

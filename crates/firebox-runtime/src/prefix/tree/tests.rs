@@ -10,13 +10,14 @@ use crate::residency::{Residency, ShareOptions, SharedBudget};
 use crate::session::save::tests::{Step, bits, model, some_tokens, step, take, with_policy};
 use crate::{Model, RuntimeError, device, likeliest};
 
-const FIXTURES: [&str; 6] = [
+const FIXTURES: [&str; 7] = [
     "reference/llama",
     "reference/qwen3",
     "variants/mistral-window7-headdim12",
     "reference/qwen3_5_text",
     "reference/lfm2",
     "variants/phi3-longrope-short-to-long",
+    "variants/mamba2-groups2-kernel3-biases",
 ];
 
 fn models() -> &'static [Model] {

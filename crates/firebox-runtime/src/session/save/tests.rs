@@ -10,12 +10,14 @@ use crate::residency::ResidencyOptions;
 use crate::session::operations::check_session_operations;
 use crate::{Account, device};
 
-const FIXTURES: [&str; 5] = [
+const FIXTURES: [&str; 7] = [
     "reference/llama",
     "variants/mistral-window7-headdim12",
     "reference/qwen3_5_text",
     "reference/qwen3_next",
     "reference/lfm2",
+    "reference/granitemoehybrid",
+    "variants/mamba2-groups2-kernel3-biases",
 ];
 
 pub(crate) fn model(fixture: &str) -> Model {
