@@ -60,7 +60,7 @@ fn gguf_and_bundles_equal_the_directory() {
         }
         families += 1;
     }
-    assert_eq!(families, 21);
+    assert_eq!(families, 26);
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 

@@ -286,6 +286,8 @@ pub struct DeltaNetConfig {
 pub enum DeltaNetProjections {
     /// `in_proj_qkv`, `in_proj_z`, `in_proj_b` and `in_proj_a`
     Separate,
+    /// `in_proj_qkv`, `in_proj_z` and `in_proj_ba`, the last as in `Grouped`
+    GroupedSteps,
     /// `in_proj_qkvz` and `in_proj_ba`: one key head after the other, each with the value heads that belong to it.
     Grouped,
 }

@@ -37,6 +37,7 @@ pub struct GatedDeltaNet {
 #[derive(Module, Debug)]
 enum DeltaNetInput {
     Separate(SeparateInput),
+    GroupedSteps(GroupedStepsInput),
     Grouped(GroupedInput),
 }
 
@@ -46,6 +47,14 @@ struct SeparateInput {
     gate: Linear,
     step: Linear,
     decay: Linear,
+}
+
+#[derive(Module, Debug)]
+struct GroupedStepsInput {
+    mixed: Linear,
+    gate: Linear,
+    /// Of a key head: steps, decays.
+    step_decay: Linear,
 }
 
 /// Projections whose outputs lie one key head after the other.
@@ -70,6 +79,11 @@ impl GatedDeltaNet {
                 gate: inward("in_proj_z", values)?,
                 step: inward("in_proj_b", config.value_heads)?,
                 decay: inward("in_proj_a", config.value_heads)?,
+            }),
+            DeltaNetProjections::GroupedSteps => DeltaNetInput::GroupedSteps(GroupedStepsInput {
+                mixed: inward("in_proj_qkv", channels)?,
+                gate: inward("in_proj_z", values)?,
+                step_decay: inward("in_proj_ba", 2 * config.value_heads)?,
             }),
             DeltaNetProjections::Grouped => DeltaNetInput::Grouped(GroupedInput {
                 mixed_gate: inward("in_proj_qkvz", channels + values)?,
@@ -118,16 +132,22 @@ impl GatedDeltaNet {
 
     /// Returns queries, keys and values; gates; steps; and decays on a device.
     fn project(&self, x: Tensor<2>, between: &Device) -> [Tensor<2>; 4] {
+        let DeltaNetConfig { key_heads, value_heads, key_dim, value_dim, .. } = self.config;
+        let of_key_head = value_heads / key_heads;
         match &self.input {
             DeltaNetInput::Separate(SeparateInput { mixed, gate, step, decay }) => {
                 Linear::forward_each([mixed, gate, step, decay], x)
                     .map(|projected| projected.to_device(between))
             }
+            DeltaNetInput::GroupedSteps(GroupedStepsInput { mixed, gate, step_decay }) => {
+                let [mixed, gate, step_decay] = Linear::forward_each([mixed, gate, step_decay], x)
+                    .map(|projected| projected.to_device(between));
+                let [step, decay] = parts(step_decay, key_heads, [of_key_head, of_key_head]);
+                [mixed, gate, step, decay]
+            }
             DeltaNetInput::Grouped(GroupedInput { mixed_gate, step_decay }) => {
                 let [mixed_gate, step_decay] = Linear::forward_each([mixed_gate, step_decay], x)
                     .map(|projected| projected.to_device(between));
-                let DeltaNetConfig { key_heads, value_heads, key_dim, value_dim, .. } = self.config;
-                let of_key_head = value_heads / key_heads;
                 let values = of_key_head * value_dim;
                 let [query, key, value, gate] =
                     parts(mixed_gate, key_heads, [key_dim, key_dim, values, values]);

@@ -33,13 +33,19 @@ pub(super) fn config(fields: &Fields<'_>) -> Result<DecoderConfig, ModelError> {
         ..mixture.config(&common, RoutingConfig::default())?
     };
     let sparse = is_sparse(fields, mixture.experts)?;
+    // Files of llama.cpp have them apart.
+    let separate = match fields.object("firebox")? {
+        Some(hints) => hints.flag("qkvz_separate")?.unwrap_or(false),
+        None => false,
+    };
+    let projections = if separate { DeltaNetProjections::GroupedSteps } else { DeltaNetProjections::Grouped };
     let mut model = hybrid(&common, FeedForwardConfig::Gated(common.gated()))?;
     for (layer, block) in model.blocks.iter_mut().enumerate() {
         if sparse(layer) {
             block.feed_forward = FeedForwardConfig::MixtureOfExperts(mixture.clone());
         }
         if let MixerConfig::GatedDeltaNet(net) = &mut block.mixer {
-            net.projections = DeltaNetProjections::Grouped;
+            net.projections = projections;
         }
     }
     Ok(model)

@@ -4,8 +4,10 @@ use serde_json::{Map, Value, json};
 
 use super::dense::{dense, mistral3_rope};
 use super::family::Family;
+use super::hybrid;
 use super::keys::{Keys, MAX_DIMENSION};
 use super::metadata::Metadata;
+use super::mixtures;
 use super::object::set;
 use super::rope::{original_context, rope};
 use super::tensor_summary::TensorSummary;
@@ -22,14 +24,18 @@ pub(crate) fn config(
     let keys = Keys { metadata, architecture };
     let mut config = Map::new();
     let mut notes = Map::new();
-    common(&keys, seen, &mut config)?;
+    common(&keys, family, seen, &mut config)?;
     match family {
         Family::Llama => llama(&keys, seen, &mut config, &mut notes)?,
         Family::SmolLm3 => smollm3(&keys, seen, &mut config, &mut notes)?,
         Family::Qwen2 => qwen(&keys, "qwen2", "Qwen2ForCausalLM", &mut config)?,
         Family::Qwen3 => qwen(&keys, "qwen3", "Qwen3ForCausalLM", &mut config)?,
-        Family::Qwen3Moe => qwen3_moe(&keys, &mut config)?,
-        Family::Qwen35 => qwen35(&keys, &mut config, &mut notes)?,
+        Family::Qwen3Moe => mixtures::qwen3_moe(&keys, &mut config)?,
+        Family::Qwen35 | Family::Qwen35Moe | Family::Qwen3Next => {
+            hybrid::delta_nets(&keys, family, seen, &mut config, &mut notes)?;
+        }
+        Family::Glm4Moe => mixtures::glm4_moe(&keys, seen, &mut config)?,
+        Family::Lfm2 | Family::Lfm2Moe => hybrid::lfm2(&keys, family, seen, &mut config)?,
         Family::Gemma3 => gemma3(&keys, &mut config, &mut notes)?,
         Family::Phi3 => phi3(&keys, &mut config)?,
         Family::Olmo2
@@ -63,11 +69,20 @@ pub(crate) fn config(
     Ok(Value::Object(config))
 }
 
-fn common(keys: &Keys<'_>, seen: &TensorSummary, config: &mut Map<String, Value>) -> Result<(), Fault> {
+fn common(
+    keys: &Keys<'_>,
+    family: Family,
+    seen: &TensorSummary,
+    config: &mut Map<String, Value>,
+) -> Result<(), Fault> {
     let metadata = keys.metadata;
     let heads = keys.dimension("attention.head_count")?;
     let hidden = keys.dimension("embedding_length")?;
-    let key_heads = keys.number("attention.head_count_kv")?.unwrap_or(heads);
+    let key_heads = match family {
+        Family::Lfm2 | Family::Lfm2Moe => hybrid::lfm2_key_heads(keys)?.into_iter().max(),
+        _ => keys.number("attention.head_count_kv")?,
+    };
+    let key_heads = key_heads.unwrap_or(heads);
     if key_heads == 0 || !heads.is_multiple_of(key_heads) {
         return Err(Fault::new(
             keys.key("attention.head_count_kv"),
@@ -79,7 +94,6 @@ fn common(keys: &Keys<'_>, seen: &TensorSummary, config: &mut Map<String, Value>
         config,
         json!({
             "hidden_size": hidden,
-            "intermediate_size": keys.dimension("feed_forward_length")?,
             "num_hidden_layers": keys.layers()?,
             "num_attention_heads": heads,
             "num_key_value_heads": key_heads,
@@ -93,25 +107,15 @@ fn common(keys: &Keys<'_>, seen: &TensorSummary, config: &mut Map<String, Value>
             "pad_token_id": id("padding")?,
         }),
     );
+    // A mixture without dense layers need not have it.
+    if keys.number("feed_forward_length")?.is_some() || keys.number("expert_feed_forward_length")?.is_none() {
+        config.insert("intermediate_size".into(), json!(keys.dimension("feed_forward_length")?));
+    }
     if let Some(epsilon) = keys.float("attention.layer_norm_rms_epsilon")? {
         config.insert("rms_norm_eps".into(), json!(epsilon));
     }
     config.insert("head_dim".into(), json!(keys.head_dim()?));
     Ok(())
-}
-
-fn require_rms_norm(keys: &Keys<'_>) -> Result<(), Fault> {
-    let name = "attention.layer_norm_rms_epsilon";
-    keys.float(name)?.map(drop).ok_or_else(|| Fault::new(keys.key(name), "missing"))
-}
-
-fn no_experts(keys: &Keys<'_>) -> Result<(), Fault> {
-    match keys.number("expert_count")? {
-        None | Some(0) => Ok(()),
-        Some(count) => {
-            Err(Fault::unsupported(keys.key("expert_count"), format!("{count} experts in this architecture")))
-        }
-    }
 }
 
 fn llama(
@@ -120,8 +124,8 @@ fn llama(
     config: &mut Map<String, Value>,
     notes: &mut Map<String, Value>,
 ) -> Result<(), Fault> {
-    require_rms_norm(keys)?;
-    no_experts(keys)?;
+    keys.require_rms_norm()?;
+    keys.no_experts()?;
     // Mistral models are stored as llama; only a sliding window distinguishes them.
     match sliding_window(keys)? {
         Some(window) => set(
@@ -148,8 +152,8 @@ fn smollm3(
     config: &mut Map<String, Value>,
     notes: &mut Map<String, Value>,
 ) -> Result<(), Fault> {
-    require_rms_norm(keys)?;
-    no_experts(keys)?;
+    keys.require_rms_norm()?;
+    keys.no_experts()?;
     // Every fourth layer has no rotary positions. This follows from the architecture; the metadata has no key for it.
     let layers = keys.layers()?;
     let rotary: Vec<u8> = (1..=layers).map(|layer| u8::from(!layer.is_multiple_of(4))).collect();
@@ -177,97 +181,11 @@ fn qwen(
     class: &str,
     config: &mut Map<String, Value>,
 ) -> Result<(), Fault> {
-    require_rms_norm(keys)?;
-    no_experts(keys)?;
+    keys.require_rms_norm()?;
+    keys.no_experts()?;
     set(config, json!({"model_type": model_type, "architectures": [class]}));
     set(config, windows::qwen(keys)?);
     Ok(())
-}
-
-fn qwen3_moe(keys: &Keys<'_>, config: &mut Map<String, Value>) -> Result<(), Fault> {
-    require_rms_norm(keys)?;
-    let experts = keys.dimension("expert_count")?;
-    set(
-        config,
-        json!({
-            "model_type": "qwen3_moe",
-            "architectures": ["Qwen3MoeForCausalLM"],
-            // Transformers 5 uses the first name, earlier versions the second.
-            "num_local_experts": experts,
-            "num_experts": experts,
-            "num_experts_per_tok": keys.dimension("expert_used_count")?,
-            "moe_intermediate_size": keys.dimension("expert_feed_forward_length")?,
-            "norm_topk_prob": keys.metadata.flag(&keys.key("expert_weights_norm"))?.unwrap_or(true),
-            "decoder_sparse_step": 1,
-            "mlp_only_layers": [],
-        }),
-    );
-    set(config, windows::qwen3_moe(keys)?);
-    Ok(())
-}
-
-fn qwen35(
-    keys: &Keys<'_>,
-    config: &mut Map<String, Value>,
-    notes: &mut Map<String, Value>,
-) -> Result<(), Fault> {
-    require_rms_norm(keys)?;
-    no_experts(keys)?;
-    let layers = keys.layers()?;
-    let key_heads = keys.dimension("ssm.group_count")?;
-    let value_heads = keys.dimension("ssm.time_step_rank")?;
-    let inner = keys.dimension("ssm.inner_size")?;
-    if !inner.is_multiple_of(value_heads) || !value_heads.is_multiple_of(key_heads) {
-        return Err(Fault::new(
-            keys.key("ssm.time_step_rank"),
-            format!("{value_heads} value heads for {key_heads} key heads and {inner} values"),
-        ));
-    }
-    set(
-        config,
-        json!({
-            "model_type": "qwen3_5_text",
-            "architectures": ["Qwen3_5ForCausalLM"],
-            "layer_types": qwen35_layer_types(keys, layers)?,
-            "linear_conv_kernel_dim": keys.dimension("ssm.conv_kernel")?,
-            "linear_key_head_dim": keys.dimension("ssm.state_size")?,
-            "linear_num_key_heads": key_heads,
-            "linear_num_value_heads": value_heads,
-            "linear_value_head_dim": inner / value_heads,
-        }),
-    );
-    set(
-        notes,
-        json!({
-            // The converter stores 1 + weight for every norm but the gated one, which had no 1 to begin with.
-            "norm_weight_offset": 0.0,
-            // `A_log` holds -exp(A_log).
-            "a_log_negated_exp": true,
-            // Value heads are ordered k0v0 k1v0 … k0v1 k1v1 … rather than k0v0 k0v1 … k1v0 k1v1 …: in the value rows of
-            // in_proj_qkv and conv1d, the rows of in_proj_z, in_proj_a, in_proj_b, A_log and dt_bias, and the columns of out_proj.
-            // With equal numbers of heads the two orders are the same.
-            "v_heads_tiled": key_heads != value_heads,
-        }),
-    );
-    Ok(())
-}
-
-fn qwen35_layer_types(keys: &Keys<'_>, layers: usize) -> Result<Vec<&'static str>, Fault> {
-    let name = |recurrent: bool| if recurrent { "linear_attention" } else { "full_attention" };
-    if let Some(recurrent) = keys.metadata.bools(&keys.key("attention.recurrent_layers"))? {
-        let Some(recurrent) = recurrent.get(..layers) else {
-            return Err(Fault::new(
-                keys.key("attention.recurrent_layers"),
-                format!("{} entries for {layers} layers", recurrent.len()),
-            ));
-        };
-        return Ok(recurrent.iter().map(|recurrent| name(*recurrent)).collect());
-    }
-    let interval = keys.number("full_attention_interval")?.unwrap_or(4);
-    if interval == 0 {
-        return Err(Fault::new(keys.key("full_attention_interval"), "0; expected 1 or more"));
-    }
-    Ok((1..=layers as u64).map(|layer| name(!layer.is_multiple_of(interval))).collect())
 }
 
 /// The number of layers of the only Gemma 3 model whose query scale does not follow from its head dimension.
@@ -278,7 +196,7 @@ fn gemma3(
     config: &mut Map<String, Value>,
     notes: &mut Map<String, Value>,
 ) -> Result<(), Fault> {
-    require_rms_norm(keys)?;
+    keys.require_rms_norm()?;
     let layers = keys.layers()?;
     set(
         config,
@@ -322,8 +240,8 @@ fn gemma3_scalar(keys: &Keys<'_>, layers: usize) -> Result<Value, Fault> {
 }
 
 fn phi3(keys: &Keys<'_>, config: &mut Map<String, Value>) -> Result<(), Fault> {
-    require_rms_norm(keys)?;
-    no_experts(keys)?;
+    keys.require_rms_norm()?;
+    keys.no_experts()?;
     set(
         config,
         json!({

@@ -11,12 +11,17 @@ pub(crate) enum Family {
     Qwen3,
     Qwen3Moe,
     Qwen35,
+    Qwen35Moe,
+    Qwen3Next,
     Gemma3,
     SmolLm3,
     Phi3,
     Olmo2,
     Granite,
     Glm4,
+    Glm4Moe,
+    Lfm2,
+    Lfm2Moe,
     SeedOss,
     Ernie45,
     Exaone4,
@@ -36,12 +41,17 @@ impl Family {
             "qwen3" => Self::Qwen3,
             "qwen3moe" => Self::Qwen3Moe,
             "qwen35" => Self::Qwen35,
+            "qwen35moe" => Self::Qwen35Moe,
+            "qwen3next" => Self::Qwen3Next,
             "gemma3" => Self::Gemma3,
             "smollm3" => Self::SmolLm3,
             "phi3" => Self::Phi3,
             "olmo2" => Self::Olmo2,
             "granite" => Self::Granite,
             "glm4" => Self::Glm4,
+            "glm4moe" => Self::Glm4Moe,
+            "lfm2" => Self::Lfm2,
+            "lfm2moe" => Self::Lfm2Moe,
             "seed_oss" => Self::SeedOss,
             "ernie4_5" => Self::Ernie45,
             "exaone4" => Self::Exaone4,
@@ -55,12 +65,18 @@ impl Family {
                 return Err(Fault::unsupported(
                     "general.architecture",
                     format!(
-                        "{:?}; known are llama, qwen2, qwen3, qwen3moe, qwen35, gemma3, smollm3, phi3, olmo2, granite, \
-                         glm4, seed_oss, ernie4_5, exaone4, hunyuan-dense, cohere2, starcoder2, gpt2, mistral3, bert",
+                        "{:?}; known are llama, qwen2, qwen3, qwen3moe, qwen3next, qwen35, qwen35moe, gemma3, smollm3, phi3, \
+                         olmo2, granite, glm4, glm4moe, lfm2, lfm2moe, seed_oss, ernie4_5, exaone4, hunyuan-dense, cohere2, \
+                         starcoder2, gpt2, mistral3, bert",
                         Excerpt(other)
                     ),
                 ));
             }
         })
+    }
+
+    /// Whether layers of the gated delta rule alternate with attention.
+    pub(crate) fn has_delta_nets(self) -> bool {
+        matches!(self, Self::Qwen35 | Self::Qwen35Moe | Self::Qwen3Next)
     }
 }

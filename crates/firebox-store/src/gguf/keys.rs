@@ -51,6 +51,21 @@ impl Keys<'_> {
             })
     }
 
+    pub(super) fn require_rms_norm(&self) -> Result<(), Fault> {
+        let name = "attention.layer_norm_rms_epsilon";
+        self.float(name)?.map(drop).ok_or_else(|| Fault::new(self.key(name), "missing"))
+    }
+
+    pub(super) fn no_experts(&self) -> Result<(), Fault> {
+        let name = "expert_count";
+        match self.number(name)? {
+            None | Some(0) => Ok(()),
+            Some(count) => {
+                Err(Fault::unsupported(self.key(name), format!("{count} experts in this architecture")))
+            }
+        }
+    }
+
     /// The width of an attention head.
     pub(super) fn head_dim(&self) -> Result<u64, Fault> {
         if self.number("attention.key_length")?.is_some() {

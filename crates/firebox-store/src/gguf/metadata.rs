@@ -140,14 +140,21 @@ impl Metadata {
         .map(|id| id.flatten().filter(|id| *id != u32::MAX))
     }
 
+    /// Integers that GGUF stores once per layer, or `None` if there is no array.
+    pub(crate) fn each(&self, key: &str) -> Result<Option<Vec<i64>>, Fault> {
+        match self.values.get(key) {
+            Some(Value::List(List::I32(values))) => {
+                Ok(Some(values.iter().map(|value| i64::from(*value)).collect()))
+            }
+            Some(Value::List(List::I64(values))) => Ok(Some(values.clone())),
+            Some(Value::List(_)) => Err(Fault::new(key, "expected integers")),
+            _ => Ok(None),
+        }
+    }
+
     /// A number that GGUF stores either once per model or once per layer; here it must be equal for all layers.
     pub(crate) fn uniform(&self, key: &str) -> Result<Option<u64>, Fault> {
-        let Some(Value::List(list)) = self.values.get(key) else { return self.unsigned(key) };
-        let values: Vec<i64> = match list {
-            List::I32(values) => values.iter().map(|value| i64::from(*value)).collect(),
-            List::I64(values) => values.clone(),
-            _ => return Err(Fault::new(key, "expected integers")),
-        };
+        let Some(values) = self.each(key)? else { return self.unsigned(key) };
         let Some((&first, rest)) = values.split_first() else {
             return Err(Fault::new(key, "an empty array, expected a number for each layer"));
         };

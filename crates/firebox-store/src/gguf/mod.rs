@@ -7,9 +7,10 @@
 //! |---|---|
 //! | `source` | always `"gguf"` |
 //! | `rope_interleaved` | the rows of `q_proj` and `k_proj`, weights and biases, are in the order of interleaved rotary positions: pairs are neighbours, not halves |
-//! | `norm_weight_offset` | the number to add to a norm's weight, if the family's own offset is another (Gemma and Qwen3.5: 0 instead of 1) |
+//! | `norm_weight_offset` | the number to add to a norm's weight, if the family's own offset is another (Gemma, Qwen3.5 and Qwen3-Next: 0 instead of 1) |
 //! | `a_log_negated_exp` | `A_log` holds `-exp(A_log)` |
 //! | `v_heads_tiled` | the value heads of linear attention iterate over the key heads first |
+//! | `qkvz_separate` | queries, keys and values of linear attention are one matrix and gates another, all heads of a kind side by side, where the family's are grouped by key head |
 //! | `transposed` | whether matrices of layers lie as `[inputs, outputs]`, if the family's usually do (GPT-2: false) |
 //! | `pooling` | how tokens become one vector, if the file says so or the model is an encoder: `"mean"`, `"first"` or `"last"` |
 //!
@@ -22,9 +23,11 @@ mod dense;
 pub(crate) mod dequant;
 mod family;
 mod grid_blocks;
+mod hybrid;
 mod keys;
 pub(crate) mod low_bits;
 mod metadata;
+mod mixtures;
 mod names;
 mod object;
 pub(crate) mod opening;
@@ -82,10 +85,10 @@ impl Model {
         for (file, entry) in entries {
             let before = tensors.len();
             match names::role(family, layers, &entry.name) {
-                Role::Tensor(name) => tensors.push(tensor(family, name, entry, &mut seen)?),
-                Role::Experts { layer, projection } => {
+                Role::Tensor(name) => tensors.push(tensor(name, entry, &mut seen)?),
+                Role::Experts { prefix, projections } => {
                     let count = metadata.unsigned(&format!("{architecture}.expert_count"))?;
-                    tensors.extend(experts(&entry, layer, projection, count)?);
+                    tensors.extend(experts(&entry, &prefix, projections, count)?);
                 }
                 Role::RopeFactors(which) => {
                     let factors = Some(rope_factors(files[file], &entry)?);
@@ -126,12 +129,7 @@ impl Model {
     }
 }
 
-fn tensor(
-    family: Family,
-    name: String,
-    entry: Entry,
-    seen: &mut TensorSummary,
-) -> Result<(TensorInfo, Place), Fault> {
+fn tensor(name: String, entry: Entry, seen: &mut TensorSummary) -> Result<(TensorInfo, Place), Fault> {
     let mut shape = entry.shape;
     match (name.as_str(), shape.as_slice()) {
         (
@@ -148,12 +146,20 @@ fn tensor(
         }
         ("lm_head.weight", _) => seen.has_output = true,
         // The converter drops the middle dimension of 1.
-        (name, [channels, kernel]) if family == Family::Qwen35 && name.ends_with("conv1d.weight") => {
+        (name, [channels, kernel])
+            if name.ends_with(".linear_attn.conv1d.weight") || name.ends_with(".conv.conv.weight") =>
+        {
             shape = vec![*channels, 1, *kernel];
         }
+        // A vector in files that were quantized after their conversion.
+        (name, [width]) if name.ends_with(".shared_expert_gate.weight") => shape = vec![1, *width],
         _ => {}
     }
     seen.has_attention_bias |= name.ends_with("self_attn.q_proj.bias");
+    seen.has_query_norm |= name.ends_with("self_attn.q_norm.weight");
+    seen.has_convolution_bias |= name.ends_with("conv.in_proj.bias");
+    seen.has_expert_bias |= name.ends_with("mlp.expert_bias");
+    seen.has_grouped_projections |= name.ends_with("linear_attn.in_proj_qkvz.weight");
     seen.has_attention_output_bias |= name.ends_with("self_attn.o_proj.bias");
     seen.has_mlp_bias |= ["gate", "up", "down"]
         .iter()
@@ -175,11 +181,11 @@ const MAX_EXPERTS: usize = 65_536;
 /// would take fifty times the file's size.
 const MIN_EXPERT: usize = 64;
 
-/// Splits the stack of all experts into one tensor per expert.
+/// Splits the stack of all experts into a tensor for each matrix of an expert.
 fn experts(
     entry: &Entry,
-    layer: usize,
-    projection: &str,
+    prefix: &str,
+    projections: &[&str],
     expected: Option<u64>,
 ) -> Result<Vec<(TensorInfo, Place)>, Fault> {
     let field = format!("tensor {:?}: dimensions", entry.name);
@@ -192,13 +198,19 @@ fn experts(
             format!("{count} experts, but the metadata's expert_count is {}", expected.unwrap_or(0)),
         ));
     }
-    let shape = vec![out, inputs];
+    let parts = projections.len();
+    if out % parts != 0 {
+        return Err(Fault::new(field, format!("{out} rows; expected as many for each of {parts} matrices")));
+    }
+    let shape = vec![out / parts, inputs];
     let len = entry.encoding.data_bytes(&shape).map_err(|reason| Fault::new(&field, reason))?;
     if len < MIN_EXPERT {
         return Err(Fault::new(field, format!("experts of {len} bytes; expected {MIN_EXPERT} or more")));
     }
-    let slices = (0..count).map(|expert| {
-        let name = format!("model.layers.{layer}.mlp.experts.{expert}.{projection}.weight");
+    let matrices =
+        (0..count).flat_map(|expert| projections.iter().map(move |projection| (expert, projection)));
+    let slices = matrices.enumerate().map(|(at, (expert, projection))| {
+        let name = format!("{prefix}experts.{expert}.{projection}.weight");
         let info = TensorInfo {
             segment: SegmentId::from_tensor_name(&name),
             name,
@@ -206,8 +218,8 @@ fn experts(
             encoding: entry.encoding,
             bytes: len as u64,
         };
-        // The stack lies within the file, and its experts are equal parts of it.
-        (info, Place { data: Span { file: 0, start: entry.start + expert * len, len }, scales: None })
+        // The stack lies within the file, and its matrices are equal parts of it.
+        (info, Place { data: Span { file: 0, start: entry.start + at * len, len }, scales: None })
     });
     Ok(slices.collect())
 }

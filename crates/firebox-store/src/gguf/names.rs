@@ -7,8 +7,9 @@ use super::family::Family;
 pub(crate) enum Role {
     /// A tensor under this name.
     Tensor(String),
-    /// The stacked weights of all experts of a layer; `projection` is the last part of the name.
-    Experts { layer: usize, projection: &'static str },
+    /// The stacked weights of all experts of a layer. Names begin with `prefix` and end with a projection; each expert has
+    /// all of them, one after the other.
+    Experts { prefix: String, projections: &'static [&'static str] },
     /// Frequency factors of rotary positions, which become part of the configuration.
     RopeFactors(RopeFactors),
     /// A tensor of old converters that can be computed, and is ignored.
@@ -54,6 +55,7 @@ fn whole(family: Family, name: &str) -> Option<String> {
         (Family::Bert, "cls") => "classifier.dense",
         (Family::Bert, "cls.output") => "classifier.out_proj",
         (Family::Bert, _) => return None,
+        (Family::Lfm2 | Family::Lfm2Moe, "token_embd_norm") => "model.norm",
         (Family::Gpt2, "token_embd") => "transformer.wte",
         (Family::Gpt2, "position_embd") => "transformer.wpe",
         (Family::Gpt2, "output_norm") => "transformer.ln_f",
@@ -66,42 +68,46 @@ fn whole(family: Family, name: &str) -> Option<String> {
 }
 
 fn block(family: Family, layers: usize, layer: usize, rest: &str) -> Option<Role> {
-    if family == Family::Qwen35 {
-        // These two parameters are neither a weight nor a bias.
-        let bare = match rest {
-            "ssm_a" => Some("A_log"),
-            "ssm_dt.bias" => Some("dt_bias"),
-            _ => None,
-        };
-        if let Some(name) = bare {
-            return Some(Role::Tensor(format!("model.layers.{layer}.linear_attn.{name}")));
-        }
-    }
-    let (stem, suffix) = rest.rsplit_once('.')?;
-    let projection = match stem {
-        "ffn_gate_exps" => Some("gate_proj"),
-        "ffn_up_exps" => Some("up_proj"),
-        "ffn_down_exps" => Some("down_proj"),
+    let prefix = match family {
+        Family::Gpt2 => format!("transformer.h.{layer}."),
+        Family::Bert => format!("encoder.layer.{layer}."),
+        // Of the other families Hugging Face numbers them anew.
+        _ if layer < layers || family == Family::Glm4Moe => format!("model.layers.{layer}."),
+        _ => format!("mtp.layers.{}.", layer - layers),
+    };
+    // These parameters are neither a weight nor a bias.
+    let bare = match (family, rest) {
+        (_, "ssm_a") if family.has_delta_nets() => Some("linear_attn.A_log"),
+        (_, "ssm_dt.bias") if family.has_delta_nets() => Some("linear_attn.dt_bias"),
+        (Family::Glm4Moe, "exp_probs_b.bias") => Some("mlp.gate.e_score_correction_bias"),
+        (Family::Lfm2Moe, "exp_probs_b.bias") => Some("mlp.expert_bias"),
         _ => None,
     };
-    if let Some(projection) = projection
-        && suffix == "weight"
-    {
-        return Some(Role::Experts { layer, projection });
+    if let Some(name) = bare {
+        return Some(Role::Tensor(format!("{prefix}{name}")));
+    }
+    let (stem, suffix) = rest.rsplit_once('.')?;
+    let projections: &[&str] = match (stem, suffix) {
+        ("ffn_gate_exps", "weight") => &["gate_proj"],
+        ("ffn_up_exps", "weight") => &["up_proj"],
+        ("ffn_gate_up_exps", "weight") => &["gate_proj", "up_proj"],
+        ("ffn_down_exps", "weight") => &["down_proj"],
+        _ => &[],
+    };
+    if !projections.is_empty() {
+        return Some(Role::Experts { prefix: format!("{prefix}mlp."), projections });
     }
     if stem == "attn_rot_embd" {
         return Some(Role::Redundant);
     }
-    if family == Family::Bert {
-        let name = bert_block(stem)?;
-        return Some(Role::Tensor(format!("encoder.layer.{layer}.{name}.{suffix}")));
+    if layer >= layers
+        && family != Family::Glm4Moe
+        && let Some(name) = drafting(stem)
+    {
+        return Some(Role::Tensor(format!("mtp.{name}.{suffix}")));
     }
-    if layer >= layers {
-        return Some(Role::Tensor(draft_block(family, layer - layers, stem, suffix)?));
-    }
-    let name = decoder_block(family, stem)?;
-    let layers = if family == Family::Gpt2 { "transformer.h" } else { "model.layers" };
-    Some(Role::Tensor(format!("{layers}.{layer}.{name}.{suffix}")))
+    let name = if family == Family::Bert { bert_block(stem) } else { decoder_block(family, stem) };
+    Some(Role::Tensor(format!("{prefix}{}.{suffix}", name?)))
 }
 
 fn decoder_block(family: Family, stem: &str) -> Option<&'static str> {
@@ -109,7 +115,7 @@ fn decoder_block(family: Family, stem: &str) -> Option<&'static str> {
     let own = match (family, stem) {
         (Family::Gemma3, "ffn_norm") => Some("pre_feedforward_layernorm"),
         (Family::Gemma3, "post_ffw_norm") => Some("post_feedforward_layernorm"),
-        (Family::Gemma3 | Family::Qwen35, "post_attention_norm") => Some("post_attention_layernorm"),
+        (Family::Gemma3 | Family::Glm4Moe, "post_attention_norm") => Some("post_attention_layernorm"),
         (Family::Olmo2 | Family::Exaone4 | Family::SeedOss, "post_attention_norm") => {
             Some("post_attention_layernorm")
         }
@@ -127,13 +133,19 @@ fn decoder_block(family: Family, stem: &str) -> Option<&'static str> {
         (Family::Gpt2, "attn_output") => Some("attn.c_proj"),
         (Family::Phi3, "attn_qkv") => Some("self_attn.qkv_proj"),
         (Family::Phi3, "ffn_up") => Some("mlp.gate_up_proj"),
-        (Family::Qwen35, "attn_qkv") => Some("linear_attn.in_proj_qkv"),
-        (Family::Qwen35, "attn_gate") => Some("linear_attn.in_proj_z"),
-        (Family::Qwen35, "ssm_alpha") => Some("linear_attn.in_proj_a"),
-        (Family::Qwen35, "ssm_beta") => Some("linear_attn.in_proj_b"),
-        (Family::Qwen35, "ssm_conv1d") => Some("linear_attn.conv1d"),
-        (Family::Qwen35, "ssm_norm") => Some("linear_attn.norm"),
-        (Family::Qwen35, "ssm_out") => Some("linear_attn.out_proj"),
+        (Family::Glm4Moe, "ffn_gate_shexp") => Some("mlp.shared_experts.gate_proj"),
+        (Family::Glm4Moe, "ffn_up_shexp") => Some("mlp.shared_experts.up_proj"),
+        (Family::Glm4Moe, "ffn_down_shexp") => Some("mlp.shared_experts.down_proj"),
+        (Family::Glm4Moe, "nextn.eh_proj") => Some("eh_proj"),
+        (Family::Glm4Moe, "nextn.enorm") => Some("enorm"),
+        (Family::Glm4Moe, "nextn.hnorm") => Some("hnorm"),
+        (Family::Glm4Moe, "nextn.embed_tokens") => Some("embed_tokens"),
+        (Family::Glm4Moe, "nextn.shared_head_head") => Some("shared_head.head"),
+        (Family::Glm4Moe, "nextn.shared_head_norm") => Some("shared_head.norm"),
+        (Family::Lfm2 | Family::Lfm2Moe, "shortconv.conv") => Some("conv.conv"),
+        (Family::Lfm2 | Family::Lfm2Moe, "shortconv.in_proj") => Some("conv.in_proj"),
+        (Family::Lfm2 | Family::Lfm2Moe, "shortconv.out_proj") => Some("conv.out_proj"),
+        _ if family.has_delta_nets() => delta_net_block(stem),
         _ => None,
     };
     own.or(match stem {
@@ -149,7 +161,27 @@ fn decoder_block(family: Family, stem: &str) -> Option<&'static str> {
         "ffn_up" => Some("mlp.up_proj"),
         "ffn_down" => Some("mlp.down_proj"),
         "ffn_gate_inp" => Some("mlp.gate"),
+        "ffn_gate_shexp" => Some("mlp.shared_expert.gate_proj"),
+        "ffn_up_shexp" => Some("mlp.shared_expert.up_proj"),
+        "ffn_down_shexp" => Some("mlp.shared_expert.down_proj"),
+        "ffn_gate_inp_shexp" => Some("mlp.shared_expert_gate"),
         _ => None,
+    })
+}
+
+fn delta_net_block(stem: &str) -> Option<&'static str> {
+    Some(match stem {
+        "post_attention_norm" => "post_attention_layernorm",
+        "attn_qkv" => "linear_attn.in_proj_qkv",
+        "attn_gate" => "linear_attn.in_proj_z",
+        "ssm_in" => "linear_attn.in_proj_qkvz",
+        "ssm_alpha" => "linear_attn.in_proj_a",
+        "ssm_beta" => "linear_attn.in_proj_b",
+        "ssm_ba" => "linear_attn.in_proj_ba",
+        "ssm_conv1d" => "linear_attn.conv1d",
+        "ssm_norm" => "linear_attn.norm",
+        "ssm_out" => "linear_attn.out_proj",
+        _ => return None,
     })
 }
 
@@ -167,16 +199,15 @@ fn bert_block(stem: &str) -> Option<&'static str> {
     })
 }
 
-/// Translates a tensor of a block that drafts the token after next. Hugging Face names those under `mtp`.
-fn draft_block(family: Family, index: usize, stem: &str, suffix: &str) -> Option<String> {
-    let name = match stem {
-        "nextn.eh_proj" => "mtp.fc".to_owned(),
-        "nextn.enorm" => "mtp.pre_fc_norm_embedding".to_owned(),
-        "nextn.hnorm" => "mtp.pre_fc_norm_hidden".to_owned(),
-        "nextn.shared_head_norm" => "mtp.norm".to_owned(),
-        _ => format!("mtp.layers.{index}.{}", decoder_block(family, stem)?),
-    };
-    Some(format!("{name}.{suffix}"))
+/// Translates what a block that drafts the token after next has beyond others. Hugging Face names it under `mtp`.
+fn drafting(stem: &str) -> Option<&'static str> {
+    Some(match stem {
+        "nextn.eh_proj" => "fc",
+        "nextn.enorm" => "pre_fc_norm_embedding",
+        "nextn.hnorm" => "pre_fc_norm_hidden",
+        "nextn.shared_head_norm" => "norm",
+        _ => return None,
+    })
 }
 
 #[cfg(test)]
@@ -221,6 +252,33 @@ mod tests {
             (Family::Qwen35, "blk.2.attn_gate.weight", "model.layers.2.linear_attn.in_proj_z.weight"),
             (Family::Qwen35, "blk.8.nextn.eh_proj.weight", "mtp.fc.weight"),
             (Family::Qwen35, "blk.8.attn_q.weight", "mtp.layers.0.self_attn.q_proj.weight"),
+            (Family::Qwen35Moe, "blk.8.ffn_up_shexp.weight", "mtp.layers.0.mlp.shared_expert.up_proj.weight"),
+            (Family::Qwen3Next, "blk.2.ssm_in.weight", "model.layers.2.linear_attn.in_proj_qkvz.weight"),
+            (Family::Qwen3Next, "blk.2.ssm_ba.weight", "model.layers.2.linear_attn.in_proj_ba.weight"),
+            (
+                Family::Qwen3Next,
+                "blk.2.ffn_gate_inp_shexp.weight",
+                "model.layers.2.mlp.shared_expert_gate.weight",
+            ),
+            (Family::Glm4Moe, "blk.1.exp_probs_b.bias", "model.layers.1.mlp.gate.e_score_correction_bias"),
+            (
+                Family::Glm4Moe,
+                "blk.1.ffn_down_shexp.weight",
+                "model.layers.1.mlp.shared_experts.down_proj.weight",
+            ),
+            (
+                Family::Glm4Moe,
+                "blk.1.post_attention_norm.weight",
+                "model.layers.1.post_attention_layernorm.weight",
+            ),
+            (
+                Family::Glm4Moe,
+                "blk.8.nextn.shared_head_norm.weight",
+                "model.layers.8.shared_head.norm.weight",
+            ),
+            (Family::Lfm2, "token_embd_norm.weight", "model.norm.weight"),
+            (Family::Lfm2Moe, "blk.1.shortconv.in_proj.weight", "model.layers.1.conv.in_proj.weight"),
+            (Family::Lfm2Moe, "blk.1.exp_probs_b.bias", "model.layers.1.mlp.expert_bias"),
             (Family::Bert, "token_embd_norm.bias", "embeddings.LayerNorm.bias"),
             (Family::Bert, "blk.1.layer_output_norm.weight", "encoder.layer.1.output.LayerNorm.weight"),
             (
@@ -232,10 +290,20 @@ mod tests {
         ] {
             assert_eq!(role(family, 8, name), Role::Tensor(expected.into()), "{name}");
         }
-        assert_eq!(
-            role(Family::Qwen3Moe, 8, "blk.1.ffn_down_exps.weight"),
-            Role::Experts { layer: 1, projection: "down_proj" }
-        );
+        let stacks: [(_, _, _, &[&str]); 3] = [
+            (Family::Qwen3Moe, "blk.1.ffn_down_exps.weight", "model.layers.1.mlp.", &["down_proj"]),
+            (Family::Qwen35Moe, "blk.9.ffn_up_exps.weight", "mtp.layers.1.mlp.", &["up_proj"]),
+            (
+                Family::Glm4Moe,
+                "blk.9.ffn_gate_up_exps.weight",
+                "model.layers.9.mlp.",
+                &["gate_proj", "up_proj"],
+            ),
+        ];
+        for (family, name, prefix, projections) in stacks {
+            let prefix = prefix.into();
+            assert_eq!(role(family, 8, name), Role::Experts { prefix, projections }, "{name}");
+        }
         assert_eq!(role(Family::Phi3, 8, "rope_factors_long.weight"), Role::RopeFactors(RopeFactors::Long));
     }
 }

@@ -40,7 +40,8 @@ pub(super) fn rope(
             format!("{rotary} of {head_dim} dimensions of a head"),
         ));
     }
-    if rotary != head_dim || matches!(family, Family::Phi3 | Family::Qwen35 | Family::Glm4) {
+    let partial = matches!(family, Family::Phi3 | Family::Glm4 | Family::Glm4Moe) || family.has_delta_nets();
+    if rotary != head_dim || partial {
         parameters.insert("partial_rotary_factor".into(), json!(rotary as f64 / head_dim as f64));
     }
     let parameters = Value::Object(parameters);

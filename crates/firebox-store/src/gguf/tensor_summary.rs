@@ -8,6 +8,12 @@ pub(crate) struct TensorSummary {
     pub(crate) has_attention_bias: bool,
     pub(crate) has_attention_output_bias: bool,
     pub(crate) has_mlp_bias: bool,
+    pub(crate) has_query_norm: bool,
+    pub(crate) has_convolution_bias: bool,
+    /// Whether a number is added to each expert's score before some are chosen.
+    pub(crate) has_expert_bias: bool,
+    /// Whether queries, keys, values and gates of the delta rule are one matrix.
+    pub(crate) has_grouped_projections: bool,
     pub(crate) token_types: Option<usize>,
     pub(crate) rope_factors: Option<Vec<f32>>,
     pub(crate) long_factors: Option<Vec<f32>>,
