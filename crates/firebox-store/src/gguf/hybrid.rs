@@ -106,7 +106,7 @@ pub(super) fn lfm2_key_heads(keys: &Keys<'_>) -> Result<Vec<u64>, Fault> {
     if counts.len() != layers {
         return Err(Fault::new(key, format!("{} entries for {layers} layers", counts.len())));
     }
-    let counts: Vec<u64> = counts.into_iter().map(|count| u64::try_from(count).unwrap_or(0)).collect();
+    let counts: Vec<u64> = counts.into_iter().map(|count| u64::try_from(count).unwrap_or(u64::MAX)).collect();
     let most = counts.iter().copied().max().unwrap_or(0);
     if counts.iter().any(|count| ![0, most].contains(count)) {
         return Err(Fault::unsupported(key, "differs between layers with attention"));
