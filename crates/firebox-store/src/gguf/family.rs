@@ -65,9 +65,8 @@ impl Family {
                 return Err(Fault::unsupported(
                     "general.architecture",
                     format!(
-                        "{:?}; known are llama, qwen2, qwen3, qwen3moe, qwen3next, qwen35, qwen35moe, gemma3, smollm3, phi3, \
-                         olmo2, granite, glm4, glm4moe, lfm2, lfm2moe, seed_oss, ernie4_5, exaone4, hunyuan-dense, cohere2, \
-                         starcoder2, gpt2, mistral3, bert",
+                        "{:?}; known: llama, qwen2, qwen3[moe|next], qwen35[moe], gemma3, smollm3, phi3, olmo2, granite, glm4[moe], \
+                         lfm2[moe], seed_oss, ernie4_5, exaone4, hunyuan-dense, cohere2, starcoder2, gpt2, mistral3, bert",
                         Excerpt(other)
                     ),
                 ));
