@@ -11,10 +11,11 @@ use firebox::{Model, device};
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use serde_json::{Value, json};
 
-const FAMILIES: [&str; 16] = [
+const FAMILIES: [&str; 17] = [
     "cohere2",
     "ernie4_5",
     "exaone4",
+    "gemma4_text",
     "glm4",
     "gpt2",
     "gpt_oss",
@@ -186,6 +187,41 @@ fn text_models_of_multimodal_ones_run() {
     for path in [new, old] {
         assert_eq!(logits(&open(&path)), expected, "{}", path.display());
     }
+}
+
+#[test]
+fn the_text_model_of_a_multimodal_gemma4_runs() {
+    let folder = tempfile::tempdir().unwrap();
+    let wrapped = |config: &mut Value| {
+        let text = config.take();
+        *config = json!({"model_type": "gemma4", "text_config": text, "vision_config": {}});
+    };
+    let name = |name: &str| name.replacen("model.", "model.language_model.", 1);
+    let path = changed("gemma4_text", folder.path(), wrapped, name, |_, _| ());
+    assert_eq!(logits(&open(&path)), logits(&open(&fixture("gemma4_text"))));
+}
+
+/// Released configurations give the width of full layers' heads, newer ones list those layers.
+#[test]
+fn gemma4_heads_may_be_listed_or_follow_from_the_kind_of_layer() {
+    let mut config = read_config("gemma4_text");
+    let expected = decoder_config(&config);
+    config.as_object_mut().unwrap().remove("per_layer_config");
+    config["global_head_dim"] = json!(32);
+    assert_eq!(decoder_config(&config), expected);
+    let refused = |field: &str, value: Value| {
+        let mut config = read_config("gemma4_text");
+        config[field] = value;
+        let error = Architecture::from_json(&config).unwrap_err().to_string();
+        assert!(error.contains(field), "{error}");
+    };
+    refused("per_layer_config", json!({"1": {"intermediate_size": 32}}));
+    refused("per_layer_config", json!({"full_attention": {"head_dim": 32}}));
+    refused("per_layer_config", json!({"1": {"head_dim": 32}}));
+    refused("num_kv_shared_layers", json!(6));
+    refused("num_kv_shared_layers", json!(5));
+    refused("use_bidirectional_attention", json!("all"));
+    refused("vocab_size_per_layer_input", json!(319));
 }
 
 #[test]

@@ -25,9 +25,9 @@ use safetensors::{SafeTensors, tensor::TensorView};
 #[path = "heads/pool.rs"]
 mod pool;
 
-const FAMILIES: &str = "cohere2 ernie4_5 exaone4 gemma3_text glm4 glm4_moe gpt2 gpt_oss granite granitemoe granitemoehybrid hunyuan_v1_dense \
-     lfm2_moe llama mamba2 ministral3 mistral nemotron_h olmo2 olmo3 phi3 qwen2 qwen3 qwen3_5_moe_text qwen3_5_text \
-     qwen3_moe qwen3_next seed_oss smollm3 starcoder2";
+const FAMILIES: &str = "cohere2 ernie4_5 exaone4 gemma3_text gemma4_text glm4 glm4_moe gpt2 gpt_oss granite granitemoe granitemoehybrid \
+     hunyuan_v1_dense lfm2_moe llama mamba2 ministral3 mistral nemotron_h olmo2 olmo3 phi3 qwen2 qwen3 qwen3_5_moe_text \
+     qwen3_5_text qwen3_moe qwen3_next seed_oss smollm3 starcoder2";
 
 fn fixture(family: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/reference").join(family)
@@ -237,7 +237,7 @@ fn a_branch_with_another_head_leaves_shared_pages_unchanged() {
 
 #[test]
 fn a_saved_session_goes_on_with_any_head() {
-    for family in ["llama", "qwen3_5_text"] {
+    for family in ["llama", "qwen3_5_text", "gemma4_text"] {
         let wardrobe = Wardrobe::new(family, 2);
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("saved");

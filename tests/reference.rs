@@ -74,7 +74,7 @@ fn check_all(folders: Vec<PathBuf>, at_least: usize) {
 
 #[test]
 fn reference_checkpoints() {
-    check_all(fixtures("reference"), 32);
+    check_all(fixtures("reference"), 33);
 }
 
 /// Stacks the experts of a checkpoint as some publishers store them.

@@ -55,7 +55,14 @@ fn checkpoints(scratch: &Path) -> Vec<PathBuf> {
             paths.push(bundle);
         }
     }
-    assert_eq!(paths.len(), 9 * 5 + 12 + 2);
+    // Layers of Gemma 4 read rows of a table and what earlier layers store, and have mixtures beside the feed-forward.
+    paths.push(fixtures("variants/gemma4-mixture-keys-as-values"));
+    let gemma4 = fixtures("reference/gemma4_text");
+    let bundle = scratch.join("gemma4_text-q4");
+    let quantize = Some(Quantization { bits: Bits::Q4, group: 32 });
+    import(&gemma4, &bundle, &ImportOptions { quantize }, &mut |_| ()).unwrap();
+    paths.extend([gemma4, bundle]);
+    assert_eq!(paths.len(), 14 * 5 + 12 + 2 + 3);
     paths
 }
 

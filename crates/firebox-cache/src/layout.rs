@@ -44,6 +44,11 @@ pub enum LayerLayout {
         /// Width of one head.
         head_dim: usize,
     },
+    /// Nothing: it reads the keys and values of an earlier layer.
+    Shared {
+        /// The layer that stores them.
+        layer: usize,
+    },
     /// A state of constant size.
     Recurrent,
     /// Exact hidden states between two layers, from which the layers behind them can be run again.
@@ -74,7 +79,7 @@ impl Layout {
     pub(crate) fn layer_bytes(&self, layer: LayerLayout) -> usize {
         match layer {
             LayerLayout::Attention { kv_heads, head_dim } => 2 * kv_heads * self.kv_dtype.row_bytes(head_dim),
-            LayerLayout::Recurrent => 0,
+            LayerLayout::Shared { .. } | LayerLayout::Recurrent => 0,
             LayerLayout::HiddenStates { width } => KvType::F32.row_bytes(width),
         }
     }

@@ -36,5 +36,6 @@ pub use pool::PagePool;
 pub use recurrent_state::RecurrentState;
 pub use sequence::{
     AttentionCache, Block, LayerCache, Outline, PageTable, RecurrentStates, Replay, SequenceCache, SlotRange,
+    TransientKv,
 };
 pub use turn::{HiddenReason, Role, Turn, TurnId, TurnKind};

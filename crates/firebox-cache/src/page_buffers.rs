@@ -18,7 +18,7 @@ pub const PAGE_TOKENS: usize = 128;
 pub(crate) const MIN_BUFFER_POSITIONS: usize = 16;
 
 /// The tensors of a page by layer, allocated on first use and doubled on demand: fresh memory is slow to obtain, and most
-/// conversations end before their last page is full. Recurrent layers have none.
+/// conversations end before their last page is full. Layers that store nothing in pages have none.
 #[derive(Debug, Default)]
 pub(crate) struct PageBuffers {
     pub layers: Vec<Option<LayerKv>>,
@@ -86,7 +86,7 @@ impl PageBuffers {
                 LayerLayout::HiddenStates { width } => {
                     LayerKv::HiddenStates(empty(KvType::F32, [1, positions, width], device))
                 }
-                LayerLayout::Recurrent => return None,
+                LayerLayout::Shared { .. } | LayerLayout::Recurrent => return None,
             };
             if let Some(held) = held {
                 larger.assign(0, held.clone());

@@ -20,7 +20,7 @@ mod pages;
 mod prefix;
 mod replay;
 
-pub use layer::{AttentionCache, LayerCache};
+pub use layer::{AttentionCache, LayerCache, TransientKv};
 pub use outline::{Outline, SlotRange};
 pub use page_table::PageTable;
 pub use prefix::Block;
@@ -297,7 +297,7 @@ impl SequenceCache {
         &self.states
     }
 
-    /// The stored tensors of one layer, run by run; `None` if the layer is recurrent.
+    /// The stored tensors of one layer, run by run; `None` if the layer stores nothing in pages.
     pub fn stored(&self, layer: usize) -> Option<Vec<LayerKv>> {
         self.runs.iter().map(|run| run.read(layer)).collect()
     }

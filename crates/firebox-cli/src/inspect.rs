@@ -7,7 +7,7 @@ use clap::Args;
 use firebox_model::config::DecoderConfig;
 use firebox_model::{Architecture, EncoderConfig, MatrixUse};
 use firebox_runtime::{Device, device, parse_bytes};
-use firebox_store::{Checkpoint, SourceKind, TensorInfo, TokenizerSource};
+use firebox_store::{Checkpoint, SegmentId, SourceKind, TensorInfo, TokenizerSource};
 use firebox_text::{ChatTemplate, TextError, Tokenizer};
 use serde::Serialize;
 use serde_json::Value;
@@ -408,7 +408,9 @@ fn stored_as(checkpoint: &Checkpoint, info: &TensorInfo) -> String {
 
 fn matrices(checkpoint: &Checkpoint, device: &Device) -> Vec<MatrixKind> {
     let mut kinds: BTreeMap<String, MatrixKind> = BTreeMap::new();
-    for info in checkpoint.tensors().filter(|info| info.shape.len() > 1) {
+    // Tables are not multiplied, and not loaded.
+    let is_matrix = |info: &&TensorInfo| info.shape.len() > 1 && info.segment != SegmentId::Rows;
+    for info in checkpoint.tensors().filter(is_matrix) {
         let inputs = info.shape.last().copied().unwrap_or_default();
         let (used, loaded) = match MatrixUse::of(info.encoding, inputs, device) {
             _ if checkpoint.packed_as(&info.name).is_some() => {

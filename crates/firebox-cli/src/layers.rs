@@ -70,7 +70,11 @@ fn describe(block: &BlockConfig) -> Layer {
     };
     match &block.mixer {
         MixerConfig::Attention(attention) => Layer {
-            mixer: if attention.gated { "gated attention".into() } else { "attention".into() },
+            mixer: match attention.kv_layer {
+                Some(layer) => format!("attention to layer {layer}"),
+                None if attention.gated => "gated attention".into(),
+                None => "attention".into(),
+            },
             heads: attention.heads,
             kv_heads: attention.kv_heads,
             head_dim: attention.head_dim,
@@ -139,6 +143,7 @@ pub fn rope(rope: &RopeConfig) -> String {
         RopeScaling::Yarn { factor, original, .. } => format!(", yarn × {factor} of {original}"),
         RopeScaling::Llama3 { factor, original, .. } => format!(", llama3 × {factor} of {original}"),
         RopeScaling::LongRope { original, .. } => format!(", longrope beyond {original}"),
+        RopeScaling::Proportional { pairs, .. } => format!(", {pairs} pairs rotate"),
         RopeScaling::Factors { .. } => ", a factor for every frequency".into(),
     };
     let layout = match rope.layout {

@@ -12,7 +12,7 @@ use firebox_kernels::transfers;
 use crate::ModelError;
 use crate::config::{AttentionConfig, AttentionProjections, HeadNormPlace};
 use crate::linear::Linear;
-use crate::norm::RmsNorm;
+use crate::norm::{RmsNorm, without_weight};
 use crate::rows::Rows;
 use crate::weights::Weights;
 
@@ -33,6 +33,10 @@ pub struct Attention {
 enum AttentionInput {
     Separate(SeparateInput),
     Fused(Linear),
+    /// Values are the keys before their norm and rotation.
+    KeysAsValues(KeyInput),
+    /// Keys and values are those of an earlier layer.
+    QueryOnly(Linear),
 }
 
 #[derive(Module, Debug)]
@@ -42,11 +46,16 @@ struct SeparateInput {
     value: Linear,
 }
 
-/// Queries, keys and values of some rows, `[rows, heads, head_dim]`, and the gate of the output.
+#[derive(Module, Debug)]
+struct KeyInput {
+    query: Linear,
+    key: Linear,
+}
+
+/// Queries of some rows, `[rows, heads, head_dim]`, their keys and values, if the layer has its own, and the gate of the output.
 struct Projections {
     query: Tensor<3>,
-    key: Tensor<3>,
-    value: Tensor<3>,
+    stored: Option<[Tensor<3>; 2]>,
     gate: Option<Tensor<2>>,
 }
 
@@ -58,6 +67,11 @@ impl Attention {
         let kv_width = kv_heads * head_dim;
         let inward = |name, width| Linear::load(&weights, name, hidden_size, width, input_bias);
         let input = match config.projections {
+            _ if config.kv_layer.is_some() => AttentionInput::QueryOnly(inward("q_proj", query_width)?),
+            _ if config.keys_as_values => AttentionInput::KeysAsValues(KeyInput {
+                query: inward("q_proj", query_width)?,
+                key: inward("k_proj", kv_width)?,
+            }),
             AttentionProjections::Separate => AttentionInput::Separate(SeparateInput {
                 query: inward("q_proj", query_width)?,
                 key: inward("k_proj", kv_width)?,
@@ -79,7 +93,7 @@ impl Attention {
             input,
             output: Linear::load(&weights, "o_proj", heads * head_dim, hidden_size, config.output_bias)?,
             query_norm: head_norm("q_norm", heads)?,
-            key_norm: head_norm("k_norm", kv_heads)?,
+            key_norm: if config.kv_layer.is_none() { head_norm("k_norm", kv_heads)? } else { None },
             sinks: if config.sinks { Some(weights.vector("sinks", heads)?) } else { None },
             config: config.clone(),
         })
@@ -92,13 +106,15 @@ impl Attention {
         rows: &Rows,
         caches: impl Iterator<Item = AttentionCache<'c>>,
     ) -> Tensor<2> {
-        let Projections { query, key, value, gate } = self.project(x, rows);
+        let Projections { query, stored, gate } = self.project(x, rows);
         let mut caches: Vec<_> = caches.collect();
-        for (group, cache) in rows.groups.iter().zip(&mut caches) {
-            let of_group = |tensor: &Tensor<3>| {
-                tensor.clone().narrow(0, group.rows.start, group.rows.len()).swap_dims(0, 1)
-            };
-            cache.append(of_group(&key), of_group(&value));
+        if let Some([key, value]) = stored {
+            for (group, cache) in rows.groups.iter().zip(&mut caches) {
+                let of_group = |tensor: &Tensor<3>| {
+                    tensor.clone().narrow(0, group.rows.start, group.rows.len()).swap_dims(0, 1)
+                };
+                cache.append(of_group(&key), of_group(&value));
+            }
         }
         // After all writes: where sequences share a page, reading it for one would make the write of the next a copy.
         let sequences = self.sequences(rows, caches.iter());
@@ -114,10 +130,10 @@ impl Attention {
     }
 
     /// Returns the weights of queries, keys and values and of the output, if they have no biases or adapters, no gate, no sinks
-    /// and no norms but those of heads before their rotation.
+    /// and no norms but those of query and key heads before their rotation.
     pub(crate) fn plain_weights(&self) -> Option<([Weight; 3], Weight)> {
-        let normed_elsewhere =
-            self.config.head_norm.is_some() && self.config.head_norm_place != HeadNormPlace::Heads;
+        let normed_elsewhere = self.config.value_norm.is_some()
+            || (self.config.head_norm.is_some() && self.config.head_norm_place != HeadNormPlace::Heads);
         if normed_elsewhere || self.config.sinks {
             return None;
         }
@@ -220,15 +236,22 @@ impl Attention {
         let AttentionConfig { heads, kv_heads, head_dim, .. } = self.config;
         let [count, _] = x.dims();
         let kv_width = kv_heads * head_dim;
-        let (query, key, value) = match &self.input {
+        let (query, stored) = match &self.input {
             AttentionInput::Separate(SeparateInput { query, key, value }) => {
-                Linear::forward_each([query, key, value], x).into()
+                let [query, key, value] = Linear::forward_each([query, key, value], x);
+                (query, Some([key, value]))
             }
+            AttentionInput::KeysAsValues(KeyInput { query, key }) => {
+                let [query, key] = Linear::forward_each([query, key], x);
+                (query, Some([key.clone(), key]))
+            }
+            AttentionInput::QueryOnly(query) => (query.forward(x), None),
             AttentionInput::Fused(input) => {
                 let all = input.forward(x);
                 let query_width = all.dims()[1] - 2 * kv_width;
                 let part = |from, width| all.clone().narrow(1, from, width);
-                (part(0, query_width), part(query_width, kv_width), part(query_width + kv_width, kv_width))
+                let stored = [part(query_width, kv_width), part(query_width + kv_width, kv_width)];
+                (part(0, query_width), Some(stored))
             }
         };
         let (query, gate) = if self.config.gated {
@@ -238,8 +261,6 @@ impl Attention {
         } else {
             (query.reshape([count, heads, head_dim]), None)
         };
-        let key = key.reshape([count, kv_heads, head_dim]);
-        let value = value.reshape([count, kv_heads, head_dim]);
         let rope = self.config.rope.map(|index| rows.rope(index));
         let rotated = |heads: Tensor<3>| match rope {
             Some(rope) => rope.rotate(heads),
@@ -259,7 +280,15 @@ impl Attention {
             (None, _) => rotated(heads),
         };
         let query = self.grown(placed(&self.query_norm, query), rows);
-        Projections { query, key: placed(&self.key_norm, key), value, gate }
+        let stored = stored.map(|sides| {
+            let [key, value] = sides.map(|side| side.reshape([count, kv_heads, head_dim]));
+            let value = match self.config.value_norm {
+                Some(epsilon) => without_weight(value, epsilon),
+                None => value,
+            };
+            [placed(&self.key_norm, key), value]
+        });
+        Projections { query, stored, gate }
     }
 }
 

@@ -1,6 +1,6 @@
 //! One layer of a decoder: a mixer and a feed-forward network with their norms.
 
-use burn::module::Module;
+use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 use firebox_cache::{LayerCache, LayerLayout};
 use firebox_kernels::step::StepError;
@@ -9,6 +9,7 @@ use crate::ModelError;
 use crate::config::BlockConfig;
 use crate::experts::CachedExperts;
 use crate::feed_forward::FeedForward;
+use crate::layer_inputs::LayerInput;
 use crate::mixer::Mixer;
 use crate::norm::Norm;
 use crate::rows::Rows;
@@ -27,6 +28,9 @@ pub struct Block {
     pub(crate) residual_scale: Option<f32>,
     #[module(skip)]
     pub(crate) parallel: bool,
+    pub(crate) layer_input: Option<LayerInput>,
+    /// A number that the output is multiplied by.
+    pub(crate) output_scale: Option<Param<Tensor<1>>>,
 }
 
 impl Block {
@@ -46,6 +50,14 @@ impl Block {
             feed_forward_output_norm: optional(&config.feed_forward_output_norm)?,
             residual_scale: config.residual_scale,
             parallel: config.parallel,
+            layer_input: match &config.layer_input {
+                Some(input) => Some(LayerInput::load(input, weights)?),
+                None => None,
+            },
+            output_scale: match &config.output_scale {
+                Some(name) => Some(weights.vector(name, 1)?),
+                None => None,
+            },
         })
     }
 
@@ -88,24 +100,27 @@ impl Block {
         let x = normed(&self.mixer_norm, hidden.clone());
         let mixed = self.mixer.mix(x.clone(), rows, caches.into_iter())?;
         let mixed = self.scaled(normed(&self.mixer_output_norm, mixed));
-        if self.parallel {
-            let x = match &self.feed_forward_norm {
-                Some(norm) => norm.forward(hidden.clone()),
-                None => x,
-            };
-            return Ok(hidden.add(mixed).add(self.fed(x)?));
-        }
         if matches!(self.feed_forward, FeedForward::Absent(_)) {
             return Ok(hidden.add(mixed));
         }
         let (hidden, x) = match &self.feed_forward_norm {
+            Some(norm) if self.parallel => (hidden.clone().add(mixed), norm.forward(hidden)),
+            None if self.parallel => (hidden.add(mixed), x),
             Some(norm) => norm.forward_sum(mixed, hidden),
             None => {
                 let sum = hidden.add(mixed);
                 (sum.clone(), sum)
             }
         };
-        Ok(hidden.add(self.fed(x)?))
+        let hidden = hidden.add(self.fed(x)?);
+        let hidden = match &self.layer_input {
+            Some(input) => input.add(hidden, rows)?,
+            None => hidden,
+        };
+        Ok(match &self.output_scale {
+            Some(scale) => hidden.mul(scale.val().unsqueeze()),
+            None => hidden,
+        })
     }
 
     /// What the feed-forward adds to the residual.

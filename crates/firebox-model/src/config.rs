@@ -33,8 +33,21 @@ pub struct DecoderConfig {
     /// Name of a table with a row for each of [`max_positions`](Self::max_positions), without `.weight`, whose rows
     /// are added to the embeddings.
     pub learned_positions: Option<String>,
+    /// Inputs that every layer gets beside the hidden state.
+    pub layer_inputs: Option<LayerInputsConfig>,
     /// Names of its tensors.
     pub names: TensorNames,
+}
+
+/// Configuration of inputs that every layer gets beside the hidden state: rows of a table, and projected embeddings.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct LayerInputsConfig {
+    /// Width of one layer's input.
+    pub width: usize,
+    /// Rows of the table.
+    pub vocab_size: usize,
+    /// Norm of the projected embeddings of every layer.
+    pub norm: NormConfig,
 }
 
 /// Tensor names outside the blocks.
@@ -90,6 +103,25 @@ pub struct BlockConfig {
     /// Whether the feed-forward does not wait for the mixer: it reads the block's input, through its own norm or else
     /// through the mixer's, and both outputs are added at once.
     pub parallel: bool,
+    /// What the block adds to the residual from its [own input](LayerInputsConfig), behind the feed-forward.
+    pub layer_input: Option<LayerInputConfig>,
+    /// Name of a number that the block's output is multiplied by.
+    pub output_scale: Option<String>,
+}
+
+/// Configuration of the network that adds a layer's own input to its hidden state.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct LayerInputConfig {
+    /// The layer's index.
+    pub layer: usize,
+    /// Width of the hidden state.
+    pub hidden_size: usize,
+    /// Width of the input.
+    pub width: usize,
+    /// Activation of the gate.
+    pub activation: Activation,
+    /// Norm of what is added.
+    pub norm: NormConfig,
 }
 
 /// Configuration of a norm.
@@ -180,6 +212,12 @@ pub struct AttentionConfig {
     pub output_bias: bool,
     /// Whether every query head has a learned score that adds to the sum of the softmax and has no value.
     pub sinks: bool,
+    /// Whether values are the keys before their norm and rotation.
+    pub keys_as_values: bool,
+    /// Added to the mean square by a norm of every value head that has no weight, if there is one.
+    pub value_norm: Option<f64>,
+    /// The earlier layer whose keys and values are read, if the layer has none of its own.
+    pub kv_layer: Option<usize>,
 }
 
 /// What the norm of queries and keys covers, and when it is applied.
@@ -357,6 +395,23 @@ pub struct ExpertsConfig {
     pub routing: RoutingConfig,
     /// A network that works on every token beside the chosen experts.
     pub shared: Option<SharedExpertConfig>,
+    /// Norms of a mixture that is given the residual itself.
+    pub norms: Option<MixtureNormsConfig>,
+}
+
+/// Norms of what the parts of a mixture read, and of what the shared network and the experts yield, before both are added.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct MixtureNormsConfig {
+    /// Before the shared network.
+    pub shared: NormConfig,
+    /// Of its output.
+    pub shared_output: NormConfig,
+    /// Before the experts.
+    pub experts: NormConfig,
+    /// Of the sum of their outputs.
+    pub experts_output: NormConfig,
+    /// Before the router. The name is that of a vector which its output is multiplied by.
+    pub router: NormConfig,
 }
 
 /// How the router's products choose and weigh experts.
@@ -372,11 +427,20 @@ pub struct RoutingConfig {
     pub chosen_groups: usize,
     /// Factor of the weights.
     pub scale: f32,
+    /// Name of a vector with another factor for each expert.
+    pub expert_scales: Option<String>,
 }
 
 impl Default for RoutingConfig {
     fn default() -> Self {
-        Self { sigmoid: false, correction: None, groups: 1, chosen_groups: 1, scale: 1.0 }
+        Self {
+            sigmoid: false,
+            correction: None,
+            groups: 1,
+            chosen_groups: 1,
+            scale: 1.0,
+            expert_scales: None,
+        }
     }
 }
 
@@ -468,6 +532,13 @@ pub enum RopeScaling {
         original: usize,
         /// Factor of cosines and sines.
         attention_factor: f32,
+    },
+    /// Frequencies of the whole head, of which only the first rotate.
+    Proportional {
+        /// Number of pairs that rotate.
+        pairs: usize,
+        /// The divisor of their frequencies.
+        factor: f32,
     },
     /// A divisor for every frequency.
     Factors {

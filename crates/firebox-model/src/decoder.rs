@@ -13,6 +13,7 @@ use crate::block::Block;
 use crate::config::DecoderConfig;
 use crate::families::Architecture;
 use crate::feed_forward::{FeedForward, OwnFeedForward};
+use crate::layer_inputs::{DiskRows, LayerInputs};
 use crate::mixer::{Mixer, MixerMemory, OwnMixer};
 use crate::norm::Norm;
 use crate::observer::Observer;
@@ -30,6 +31,8 @@ pub struct Decoder {
     parts: Parts,
     final_norm: Norm,
     positions: Option<LearnedPositions>,
+    /// What computes the inputs of layers, and the table that they are read from.
+    layer_inputs: Option<(LayerInputs, DiskRows)>,
     config: DecoderConfig,
     device: Device,
     /// What the mixer of every layer remembers.
@@ -45,6 +48,16 @@ pub struct Decoder {
 enum Parts {
     Resident(ResidentWeights),
     Streamed(Arc<StreamedWeights>),
+}
+
+impl Parts {
+    /// Rows of a matrix that is never in memory.
+    fn rows(&self, name: String) -> DiskRows {
+        match self {
+            Self::Resident(whole) => whole.rows(name),
+            Self::Streamed(streamed) => streamed.rows(name),
+        }
+    }
 }
 
 /// Exclusive use of streamed weights. Resident weights need none.
@@ -90,11 +103,19 @@ impl Decoder {
         let weights = root.within(&config.names.prefix);
         let final_norm = Norm::load(&config.final_norm, &weights)?;
         let positions = LearnedPositions::load(&config, &weights)?;
+        let layer_inputs = match (&config.layer_inputs, config.layer_table()) {
+            (Some(inputs), Some((name, shape))) => {
+                root.check(&name, &shape)?;
+                Some((LayerInputs::load(inputs, &config, &weights)?, parts.rows(name)))
+            }
+            _ => None,
+        };
         root.all_taken(|name| config.is_foreign(name))?;
         Ok(Self {
             parts,
             final_norm,
             positions,
+            layer_inputs,
             memories: config.blocks.iter().map(|block| block.mixer.memory()).collect(),
             changes: Vec::new(),
             config,
@@ -122,6 +143,12 @@ impl Decoder {
             && rope >= self.config.ropes.len()
         {
             let reason = format!("its keys are rotated by scheme {rope} of {}", self.config.ropes.len());
+            return Err(ModelError::Misplaced { layer, reason });
+        }
+        let shares = |other: &MixerMemory| *other == MixerMemory::Shared { layer };
+        let differs = memory != self.config.blocks[layer].mixer.memory();
+        if differs && (matches!(memory, MixerMemory::Shared { .. }) || self.memories.iter().any(shares)) {
+            let reason = "its keys and values would not be those that layers share".into();
             return Err(ModelError::Misplaced { layer, reason });
         }
         let mut decoder = self.with_block(layer, block.with_mixer(Mixer::own(own)), whole, change);
@@ -163,6 +190,7 @@ impl Decoder {
             parts: Parts::Resident(whole.with_block(layer, block)),
             final_norm: self.final_norm.clone(),
             positions: self.positions.clone(),
+            layer_inputs: self.layer_inputs.clone(),
             config: self.config.clone(),
             device: self.device.clone(),
             memories: self.memories.clone(),
@@ -346,8 +374,9 @@ impl Decoder {
 
     /// Embeds tokens that are on the device. Only resident weights can.
     pub(crate) fn embed_indices(&self, tokens: Tensor<1, Int>) -> Result<Tensor<2>, ModelError> {
-        if self.positions.is_some() {
-            return Err(StepError::Unsupported { reason: "positions are learned".into() }.into());
+        if self.positions.is_some() || self.layer_inputs.is_some() {
+            let reason = "positions are learned, or layers read rows of their own".into();
+            return Err(StepError::Unsupported { reason }.into());
         }
         match &self.parts {
             Parts::Resident(whole) => Ok(self.config.scaled(whole.embedding.gather(tokens))),
@@ -371,6 +400,22 @@ impl Decoder {
             Some(positions) => positions.add(embedded, spans),
             None => Ok(embedded),
         }
+    }
+
+    /// Returns what layers get beside the hidden state, if the model's do. `embedded` are the embeddings of the tokens, if they
+    /// are at hand.
+    pub(crate) fn layer_inputs(
+        &self,
+        tokens: &[u32],
+        embedded: Option<Tensor<2>>,
+    ) -> Result<Option<Tensor<2>>, ModelError> {
+        let Some((inputs, table)) = &self.layer_inputs else { return Ok(None) };
+        let embedded = match embedded {
+            Some(embedded) => embedded,
+            None => self.embed(tokens, std::iter::empty())?,
+        };
+        let width = inputs.width() * self.layers();
+        Ok(Some(inputs.forward(table.gather(tokens, width, &self.device)?, embedded)))
     }
 
     /// Applies the final norm.

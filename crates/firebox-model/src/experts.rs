@@ -7,10 +7,11 @@ use burn::module::{Module, Param};
 use burn::tensor::{IndexingUpdateOp, Int, Tensor, TensorData, activation};
 
 use crate::ModelError;
-use crate::config::{ExpertsConfig, RoutingConfig};
+use crate::config::{ExpertsConfig, MixtureNormsConfig, RoutingConfig};
 use crate::expert_cache::ExpertCache;
 use crate::gated::GatedFeedForward;
 use crate::matrix::Matrix;
+use crate::norm::RmsNorm;
 use crate::weights::Weights;
 
 /// Number of best scores of a group that add up to its strength.
@@ -32,6 +33,9 @@ pub struct MixtureOfExperts {
     chosen: usize,
     normalised: bool,
     shared: Option<SharedExpert>,
+    norms: Option<MixtureNorms>,
+    /// A factor of each expert's weights.
+    scales: Option<Param<Tensor<1>>>,
     /// Added to the shares for choosing.
     #[module(skip)]
     correction: Option<Vec<f32>>,
@@ -44,6 +48,41 @@ pub struct MixtureOfExperts {
 struct SharedExpert {
     network: GatedFeedForward,
     gate: Option<Matrix>,
+}
+
+/// Norms of a mixture that is given the residual itself.
+#[derive(Module, Debug)]
+struct MixtureNorms {
+    shared: RmsNorm,
+    shared_output: RmsNorm,
+    experts: RmsNorm,
+    experts_output: RmsNorm,
+    router: RmsNorm,
+}
+
+impl MixtureNorms {
+    fn load(config: &MixtureNormsConfig, weights: &Weights<'_>) -> Result<Self, ModelError> {
+        let MixtureNormsConfig { router, .. } = config;
+        Ok(Self {
+            shared: RmsNorm::load(&config.shared, weights)?,
+            shared_output: RmsNorm::load(&config.shared_output, weights)?,
+            experts: RmsNorm::load(&config.experts, weights)?,
+            experts_output: RmsNorm::load(&config.experts_output, weights)?,
+            router: RmsNorm {
+                weight: weights.vector(&router.name, router.width)?,
+                epsilon: router.epsilon,
+                weight_offset: router.weight_offset,
+            },
+        })
+    }
+
+    /// Returns what the shared network, the experts and the router read.
+    fn inputs(&self, x: Tensor<2>) -> [Tensor<2>; 3] {
+        // The router's products are as large as those of one input.
+        let scale = (x.dims()[1] as f64).powf(-0.5);
+        let router = self.router.forward(x.clone()).mul_scalar(scale);
+        [self.shared.forward(x.clone()), self.experts.forward(x), router]
+    }
 }
 
 /// The experts of one layer in a cache, which are not part of the module.
@@ -89,6 +128,14 @@ impl MixtureOfExperts {
             None => None,
         };
         Ok(Self {
+            norms: match &config.norms {
+                Some(norms) => Some(MixtureNorms::load(norms, weights)?),
+                None => None,
+            },
+            scales: match &config.routing.expert_scales {
+                Some(name) => Some(weights.vector(name, config.experts)?),
+                None => None,
+            },
             router: weights.matrix("gate.weight", config.experts, hidden_size)?,
             router_bias: match config.router_bias {
                 true => Some(weights.vector("gate.bias", config.experts)?),
@@ -109,7 +156,11 @@ impl MixtureOfExperts {
     /// run.
     pub fn forward(&self, x: Tensor<2>) -> Result<Tensor<2>, ModelError> {
         let device = x.device();
-        let products = self.router.multiply(x.clone());
+        let [of_shared, x, of_router] = match &self.norms {
+            Some(norms) => norms.inputs(x),
+            None => [x.clone(), x.clone(), x],
+        };
+        let products = self.router.multiply(of_router);
         let products = match &self.router_bias {
             Some(bias) => products.add(bias.val().unsqueeze()),
             None => products,
@@ -124,11 +175,13 @@ impl MixtureOfExperts {
         let recorded = recorded.map(|shares| self.recorded_weights(shares, &assignments));
         let chosen: Vec<usize> =
             (0..self.count).filter(|expert| !assignments[*expert].rows.is_empty()).collect();
+        let shared = self.shared.as_ref().map(|shared| shared.forward(of_shared));
+        let (begun, apart) = match &self.norms {
+            Some(norms) => (None, shared.map(|shared| norms.shared_output.forward(shared))),
+            None => (shared, None),
+        };
         // Moved out while rows are added, so that they are added in place.
-        let mut sum = Some(match &self.shared {
-            Some(shared) => shared.forward(x.clone()),
-            None => x.zeros_like(),
-        });
+        let mut sum = Some(begun.unwrap_or_else(|| x.zeros_like()));
         self.each(&chosen, |expert, network| {
             let Assignment { rows, weights } = &assignments[expert];
             let count = rows.len();
@@ -137,10 +190,22 @@ impl MixtureOfExperts {
                 Some(all) => all.clone().narrow(1, expert, 1).select(0, rows.clone()),
                 None => Tensor::<2>::from_data(TensorData::new(weights.clone(), [count, 1]), &device),
             };
+            let weights = match &self.scales {
+                Some(scales) => weights.mul(scales.val().narrow(0, expert, 1).unsqueeze()),
+                None => weights,
+            };
             let answer = network.forward(x.clone().select(0, rows.clone())).mul(weights);
             sum = sum.take().map(|sum| sum.select_assign(0, rows, answer, IndexingUpdateOp::Add));
         })?;
-        Ok(sum.unwrap_or(x))
+        let sum = sum.unwrap_or(x);
+        let sum = match &self.norms {
+            Some(norms) => norms.experts_output.forward(sum),
+            None => sum,
+        };
+        Ok(match apart {
+            Some(shared) => shared.add(sum),
+            None => sum,
+        })
     }
 
     /// The weight of every expert for every row, `[rows, experts]`, on the autodiff graph, so that the router learns.

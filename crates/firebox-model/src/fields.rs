@@ -38,6 +38,11 @@ impl<'a> Fields<'a> {
         ModelError::Config { field: format!("{}{field}", self.path), reason: reason.into() }
     }
 
+    /// The names of all fields that are there.
+    pub fn names(&self) -> impl Iterator<Item = &'a str> {
+        self.map.keys().map(String::as_str)
+    }
+
     /// The field, unless it is absent or null.
     pub fn get(&self, field: &str) -> Option<&'a Value> {
         self.map.get(self.own_name(field)).filter(|value| !value.is_null())

@@ -42,6 +42,9 @@ impl Block {
         if self.parallel || self.residual_scale.is_some() || attention.grows(rows) {
             return None;
         }
+        if self.layer_input.is_some() || self.output_scale.is_some() {
+            return None;
+        }
         if !linear::fuses_rows(hidden) || output_norms || !caches.iter().all(stores_floats) {
             return None;
         }

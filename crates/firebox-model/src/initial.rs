@@ -39,6 +39,9 @@ const TOKENS: [&str; 3] = ["embed_tokens", "lm_head", "classifier"];
 /// Parts of names of norms of query and key heads.
 const HEAD_NORMS: [&str; 2] = ["q_norm", "k_norm"];
 
+/// Parts of names of vectors that something is multiplied by.
+const FACTORS: [&str; 3] = ["norm", "ln_", "scal"];
+
 impl Initial {
     /// For a network of so many layers.
     pub fn new(seeded: Seeded, layers: usize) -> Self {
@@ -51,8 +54,8 @@ impl Initial {
         let is = |parts: &[&str]| parts.iter().any(|part| name.contains(part));
         if shape.len() == 1 {
             let scale = if is(&HEAD_NORMS) { self.seeded.head_norms } else { 1.0 };
-            let of_norm = !name.ends_with("bias") && (name.contains("norm") || name.contains("ln_"));
-            return vec![if of_norm { scale } else { 0.0 }; count];
+            let multiplies = is(&FACTORS) && !name.ends_with("bias");
+            return vec![if multiplies { scale } else { 0.0 }; count];
         }
         if name.ends_with(crate::adapter_plan::OUTWARD) || name.ends_with("bridge.outward.weight") {
             return vec![0.0; count];

@@ -26,6 +26,7 @@ mod gated;
 mod head;
 mod initial;
 mod input;
+mod layer_inputs;
 mod linear;
 mod mamba;
 mod matrix;

@@ -10,7 +10,7 @@ use firebox_cache::{LayerCache, LayerLayout, RecurrentState};
 
 use crate::absent::Absent;
 use crate::attention::Attention;
-use crate::config::MixerConfig;
+use crate::config::{AttentionConfig, MixerConfig};
 use crate::delta_net::GatedDeltaNet;
 use crate::error::{ComponentError, ModelError, of_width};
 use crate::mamba::Mamba;
@@ -62,6 +62,11 @@ pub enum MixerMemory {
         /// Index of the position scheme that keys were [rotated](Sequences::rotate) by, if any.
         rope: Option<usize>,
     },
+    /// Nothing: the keys and values of an earlier layer are read.
+    Shared {
+        /// That layer, whose mixer caches keys and values.
+        layer: usize,
+    },
     /// A state of constant size in one or two tensors, absent before the first token. A restored state is on
     /// the CPU, whatever the model's device is.
     State {
@@ -77,6 +82,7 @@ impl MixerMemory {
     pub(crate) fn layout(self) -> LayerLayout {
         match self {
             Self::KeysAndValues { kv_heads, head_dim, .. } => LayerLayout::Attention { kv_heads, head_dim },
+            Self::Shared { layer } => LayerLayout::Shared { layer },
             Self::State { .. } => LayerLayout::Recurrent,
         }
     }
@@ -207,6 +213,9 @@ impl MixerConfig {
     /// Returns what the mixer caches of a sequence.
     pub fn memory(&self) -> MixerMemory {
         match self {
+            Self::Attention(AttentionConfig { kv_layer: Some(layer), .. }) => {
+                MixerMemory::Shared { layer: *layer }
+            }
             Self::Attention(attention) => MixerMemory::KeysAndValues {
                 kv_heads: attention.kv_heads,
                 head_dim: attention.head_dim,

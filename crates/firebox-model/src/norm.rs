@@ -146,3 +146,9 @@ impl RmsNorm {
         add_rms_norm(x, residual, self.weight.val(), self.epsilon, self.weight_offset)
     }
 }
+
+/// Divides the last dimension by the root of its mean square.
+pub(crate) fn without_weight<const D: usize>(x: Tensor<D>, epsilon: f64) -> Tensor<D> {
+    let ones = Tensor::ones([x.dims()[D - 1]], &x.device());
+    rms_norm(x, ones, epsilon, 0.0)
+}

@@ -105,7 +105,7 @@ pub fn segments_by_layer(checkpoint: &Checkpoint, config: &DecoderConfig) -> Vec
     let segments = checkpoint.segments().into_iter().filter_map(|segment| match segment.id {
         SegmentId::Layer(layer) => Some((layer, segment.id)),
         id if id == unembedding => Some((last, id)),
-        // A pass reads only a few rows of an embedding.
+        // A pass reads only a few rows of an embedding or a table.
         _ => None,
     });
     let mut segments: Vec<_> = segments.collect();

@@ -135,7 +135,12 @@ impl Pass {
                 remedy: "let a sequence that is classified pass alone",
             });
         }
-        let rows = Rows::new(model.config(), inputs.iter().map(Input::span), model.device());
+        let mut rows = Rows::new(model.config(), inputs.iter().map(Input::span), model.device());
+        if model.config().layer_inputs.is_some() {
+            let tokens: Vec<u32> = inputs.iter().flat_map(|input| input.tokens).copied().collect();
+            let embedded = (next_layer == 0).then(|| hidden.clone());
+            rows.layer_inputs = model.layer_inputs(&tokens, embedded)?;
+        }
         let part = HeadGroup { inputs: (0..inputs.len()).collect(), rows, hidden, head: None };
         let observer = model.observer().filter(|observer| observer.follows());
         Ok(Self { parts: vec![part], heads, next_layer, observer, step: None, most: None, recorded: None })

@@ -4,11 +4,12 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 use burn::tensor::Device;
-use firebox_store::Checkpoint;
+use firebox_store::{Checkpoint, ReadMethod};
 
 use crate::ModelError;
 use crate::block::Block;
 use crate::config::{DecoderConfig, TensorNames};
+use crate::layer_inputs::DiskRows;
 use crate::matrix::Matrix;
 use crate::slot::Slot;
 use crate::weights::Weights;
@@ -41,6 +42,12 @@ impl ResidentWeights {
             Arc::new(root.matrix(&config.unembedding_name(), vocab_size, hidden_size)?)
         };
         Ok(Self { checkpoint: checkpoint.clone(), embedding, blocks, unembedding })
+    }
+
+    /// Rows of a matrix that is never in memory.
+    pub fn rows(&self, name: String) -> DiskRows {
+        let disk = self.checkpoint.disk(ReadMethod::Buffered);
+        DiskRows { checkpoint: self.checkpoint.clone(), name, disk }
     }
 
     /// A block, built again if it was evicted.

@@ -122,6 +122,10 @@ impl RopeConfig {
                 let factors = if length > *original { long } else { short };
                 (plain.into_iter().zip(factors).map(|(f, factor)| f / factor).collect(), *attention_factor)
             }
+            RopeScaling::Proportional { pairs, factor } => {
+                let scaled = |(pair, f): (usize, f32)| if pair < *pairs { f / factor } else { 0.0 };
+                (plain.into_iter().enumerate().map(scaled).collect(), 1.0)
+            }
             RopeScaling::Factors { factors } => {
                 (plain.into_iter().zip(factors).map(|(f, factor)| f / factor).collect(), 1.0)
             }

@@ -16,6 +16,8 @@ pub(crate) struct Rows {
     ropes: Vec<RopeTable>,
     /// The counter of a recorded step.
     pub steps: Option<StepCounter>,
+    /// What layers get beside the hidden state, `[rows, layers * width]`, in models whose layers do.
+    pub layer_inputs: Option<Tensor<2>>,
 }
 
 /// The rows of one sequence.
@@ -41,7 +43,7 @@ impl Rows {
         let groups = Group::in_order(spans);
         let spans = Group::positions(&groups);
         let ropes = config.ropes.iter().map(|rope| RopeTable::new(rope, &spans, device)).collect();
-        Self { groups, ropes, steps: None }
+        Self { groups, ropes, steps: None, layer_inputs: None }
     }
 
     /// Returns the rows of a recorded step, whose angles are the sections of `input` behind the first.
@@ -53,7 +55,7 @@ impl Rows {
             let table = |section| input.floats(section, [rows, 1, pairs]);
             RopeTable::from_tables(rope, [table(2 * index + 1), table(2 * index + 2)])
         });
-        Self { ropes: ropes.collect(), groups, steps: Some(input.counter()) }
+        Self { ropes: ropes.collect(), groups, steps: Some(input.counter()), layer_inputs: None }
     }
 
     /// Returns cosines and sines of the positions of some sequences for every position scheme.
@@ -65,12 +67,16 @@ impl Rows {
     /// Those of some groups, in that order.
     pub fn some(&self, groups: &[usize], config: &DecoderConfig, device: &Device) -> Self {
         let groups = groups.iter().map(|&group| &self.groups[group]);
-        let spans = groups.map(|group| Span {
+        let spans = groups.clone().map(|group| Span {
             rows: group.rows.len(),
             position: group.position,
             length: group.length,
         });
-        Self::new(config, spans, device)
+        let rows: Vec<u32> =
+            groups.flat_map(|group| group.rows.start as u32..group.rows.end as u32).collect();
+        let layer_inputs =
+            self.layer_inputs.as_ref().map(|inputs| inputs.clone().select(0, indices(&rows, device)));
+        Self { layer_inputs, ..Self::new(config, spans, device) }
     }
 
     pub fn rope(&self, index: usize) -> &RopeTable {

@@ -16,10 +16,10 @@ use crate::block::Block;
 use crate::config::DecoderConfig;
 use crate::expert_cache::ExpertCache;
 use crate::experts::CachedExperts;
+use crate::layer_inputs::DiskRows;
 use crate::matrix::Matrix;
 use crate::partition::Partition;
 use crate::pieces::{JoinedPieces, Pieces};
-use crate::rows::indices;
 use crate::slot::Slot;
 use crate::stream_lock::StreamLock;
 use crate::weights::{Weights, matrix};
@@ -50,7 +50,6 @@ pub struct StreamedConfig {
 /// Residency affects the time and the memory of a pass, never its results. It may change between any two steps.
 #[derive(Debug)]
 pub struct StreamedWeights {
-    checkpoint: Checkpoint,
     config: DecoderConfig,
     device: Device,
     stream: Stream,
@@ -59,9 +58,7 @@ pub struct StreamedWeights {
     method: ReadMethod,
     /// Bytes a second that the disk reads.
     rate: f64,
-    /// Reads rows of the embedding through the page cache, because the same rows are read again and again.
-    rows: Arc<dyn ReadAt>,
-    embedding: String,
+    embedding: DiskRows,
     hook: Slot<Box<dyn StepHook>>,
     lock: StreamLock,
     blocks: Vec<Pieces>,
@@ -126,12 +123,14 @@ impl StreamedWeights {
             partition,
             method,
             rate,
-            rows: disk(ReadMethod::Buffered),
-            embedding: config.embedding_name(),
+            embedding: DiskRows {
+                checkpoint: checkpoint.clone(),
+                name: config.embedding_name(),
+                disk: disk(ReadMethod::Buffered),
+            },
             hook: Slot::new(),
             lock: StreamLock::default(),
             unembedding: (0..rest).map(|_| Slot::new()).collect(),
-            checkpoint: checkpoint.clone(),
             config: config.clone(),
             device: root.device().clone(),
         })
@@ -377,11 +376,12 @@ impl StreamedWeights {
     }
 
     pub(crate) fn embed(&self, tokens: &[u32]) -> Result<Tensor<2>, ModelError> {
-        let rows: Vec<usize> = tokens.iter().map(|&token| token as usize).collect();
-        let weight = self.checkpoint.gather(&self.embedding, &rows, &*self.rows)?;
-        let rows = matrix(weight, [tokens.len(), self.config.hidden_size], &self.device)?;
-        let all: Vec<u32> = (0..tokens.len() as u32).collect();
-        Ok(rows.gather(indices(&all, &self.device)))
+        self.embedding.gather(tokens, self.config.hidden_size, &self.device)
+    }
+
+    /// The rows of another matrix.
+    pub(crate) fn rows(&self, name: String) -> DiskRows {
+        DiskRows { name, ..self.embedding.clone() }
     }
 
     pub(crate) fn unembed(&self, hidden: &Tensor<2>) -> Result<Tensor<2>, ModelError> {

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Device, Tensor};
-use firebox_cache::{AttentionCache, LayerCache, LayerLayout, RecurrentState};
+use firebox_cache::{AttentionCache, LayerCache, LayerLayout, RecurrentState, TransientKv};
 use firebox_store::{Checkpoint, Tensors};
 
 use crate::ModelError;
@@ -17,6 +17,7 @@ use crate::config::DecoderConfig;
 use crate::decoder::decoder_config;
 use crate::head::{CLASSIFIER, HeadForm, Overlaid};
 use crate::initial::{Initial, Seeded};
+use crate::layer_inputs::{LayerInputs, no_inputs};
 use crate::matrix::Matrix;
 use crate::norm::Norm;
 use crate::positions::LearnedPositions;
@@ -32,6 +33,9 @@ use crate::weights::{Learned, Learning, Weights};
 pub struct Tower {
     embedding: Option<Matrix>,
     positions: Option<LearnedPositions>,
+    layer_inputs: Option<LayerInputs>,
+    /// The table that inputs of layers are read from.
+    layer_table: Option<Matrix>,
     blocks: Vec<Block>,
     bridge: Option<Bridge>,
     final_norm: Norm,
@@ -176,6 +180,16 @@ impl Tower {
             0 => LearnedPositions::load(&config, &weights.within(&config.names.prefix))?,
             _ => None,
         };
+        if first > 0 && form.has_blocks() && config.reads_more_than_states(first) {
+            return Err(no_inputs());
+        }
+        let (layer_inputs, layer_table) = match (&config.layer_inputs, config.layer_table()) {
+            (Some(inputs), Some((name, [rows, width]))) if first == 0 => {
+                let inputs = LayerInputs::load(inputs, &config, &weights.within(&config.names.prefix))?;
+                (Some(inputs), Some(weights.matrix(&name, rows, width)?))
+            }
+            _ => (None, None),
+        };
         let layers = if form.has_blocks() { first..config.blocks.len() } else { 0..0 };
         let blocks: Result<_, ModelError> = layers.map(|layer| config.load_block(layer, &weights)).collect();
         let unembedding = match form {
@@ -201,7 +215,18 @@ impl Tower {
         weights.all_taken(|name| config.is_foreign(name))?;
         let parameters = parameters.take();
         let frame = Frame { config, first, parameters };
-        Ok(Self { embedding, positions, blocks, bridge, final_norm, unembedding, exit, frame })
+        Ok(Self {
+            embedding,
+            positions,
+            layer_inputs,
+            layer_table,
+            blocks,
+            bridge,
+            final_norm,
+            unembedding,
+            exit,
+            frame,
+        })
     }
 
     /// Returns the configuration.
@@ -241,6 +266,7 @@ impl Tower {
         let Frame { config, first, .. } = &self.frame;
         // Under evaluation the parameters' device has no autodiff.
         let device = &self.final_norm.device();
+        let mut layer_inputs = None;
         let mut hidden = match (fed, &self.embedding) {
             (Fed::States(states), _) if device.is_autodiff() => states.autodiff(),
             (Fed::States(states), _) => states,
@@ -249,7 +275,11 @@ impl Tower {
                 if let Some(&token) = tokens.iter().find(|token| **token as usize >= vocab_size) {
                     return Err(ModelError::Token { token, vocab_size });
                 }
-                let embedded = config.scaled(embedding.gather(indices(&tokens, device)));
+                let tokens = indices(&tokens, device);
+                let embedded = config.scaled(embedding.gather(tokens.clone()));
+                if let (Some(inputs), Some(table)) = (&self.layer_inputs, &self.layer_table) {
+                    layer_inputs = Some(inputs.forward(table.gather(tokens), embedded.clone()));
+                }
                 let spans = lengths.iter().map(|&length| Span { rows: length, position: 0, length });
                 match &self.positions {
                     Some(positions) => positions.add(embedded, spans)?,
@@ -265,19 +295,33 @@ impl Tower {
             return Err(ModelError::NoTokens);
         }
         let spans = lengths.iter().map(|&length| Span { rows: length, position: 0, length });
-        let rows = Rows::new(config, spans, device);
+        let mut rows = Rows::new(config, spans, device);
+        rows.layer_inputs = layer_inputs;
         let mut at_exit = None;
+        // What later layers read of earlier ones.
+        let mut shared: BTreeMap<usize, Vec<TransientKv>> = BTreeMap::new();
+        let is_shared =
+            |layer| config.blocks.iter().any(|block| block.layout() == LayerLayout::Shared { layer });
         let layers = (*first..end).zip(&self.blocks);
         for ((layer, block), config) in layers.zip(&config.blocks[(*first).min(config.blocks.len())..]) {
             if self.exit.as_ref().is_some_and(|exit| exit.plan.split == layer) {
                 at_exit = Some(hidden.clone());
             }
             let mut states = vec![RecurrentState::default(); lengths.len()];
-            let caches = states.iter_mut().map(|state| match config.layout() {
+            let source = match config.layout() {
+                LayerLayout::Shared { layer } => layer,
+                _ => layer,
+            };
+            let mut kept = shared.remove(&source).unwrap_or_default();
+            kept.resize_with(lengths.len(), TransientKv::default);
+            let caches = states.iter_mut().zip(&mut kept).map(|(state, kept)| match config.layout() {
                 LayerLayout::Recurrent => LayerCache::Recurrent(state),
-                _ => LayerCache::Attention(AttentionCache::transient()),
+                _ => LayerCache::Attention(AttentionCache::transient(kept)),
             });
             hidden = block.forward(hidden, &rows, caches)?;
+            if is_shared(source) {
+                shared.insert(source, kept);
+            }
         }
         Ok(Reached { last: hidden, exit: at_exit })
     }

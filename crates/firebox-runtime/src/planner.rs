@@ -87,7 +87,9 @@ fn activation_bytes_per_row(config: &DecoderConfig) -> u64 {
         };
         mixer.max(feed_forward)
     });
-    let widest = numbers.max().unwrap_or(0) + HIDDEN_COPIES * config.hidden_size;
+    // Inputs of all layers stay for the whole pass.
+    let inputs = config.layer_inputs.as_ref().map_or(0, |inputs| inputs.width * config.blocks.len());
+    let widest = numbers.max().unwrap_or(0) + HIDDEN_COPIES * config.hidden_size + inputs;
     (ALLOCATED * widest * size_of::<f32>()) as u64
 }
 

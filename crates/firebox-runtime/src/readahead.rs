@@ -5,7 +5,7 @@ use std::thread;
 
 use firebox_model::config::FeedForwardConfig;
 use firebox_model::{Architecture, segments_by_layer};
-use firebox_store::Checkpoint;
+use firebox_store::{Checkpoint, SegmentId};
 
 use crate::pressure;
 
@@ -22,7 +22,8 @@ pub(crate) fn read_all_of(checkpoint: &Checkpoint) {
     if config.blocks.iter().any(|block| is_mixture(&block.feed_forward)) {
         return;
     }
-    let all: u64 = checkpoint.segments().iter().map(|segment| segment.bytes).sum();
+    let segments = checkpoint.segments().into_iter().filter(|segment| segment.id != SegmentId::Rows);
+    let all: u64 = segments.map(|segment| segment.bytes).sum();
     let spare = pressure::read_all(&mut pressure::system()).and_then(|pressure| pressure.available);
     if spare.is_none_or(|spare| all > spare / 2) {
         return;

@@ -281,7 +281,7 @@ fn segments(served: &ServedModel) -> Vec<Value> {
             Some(0.0) => ("streamed", 0.0),
             Some(kept) => ("resident", kept),
             // On other devices weights are copies.
-            None if !on_cpu => ("resident", 1.0),
+            None if !on_cpu && *id != SegmentId::Rows => ("resident", 1.0),
             None => ("mapped", *share),
         };
         json!({ "id": id.to_string(), "bytes": bytes, "state": state, "resident": resident })

@@ -14,7 +14,7 @@ use crate::tensor_index::{Place, Span, TensorInfo};
 type Tensor = (TensorInfo, Place);
 
 /// Families that may store all experts of a layer as `gate_up_proj` and `down_proj` of three dimensions.
-const STACKED: [&str; 7] = [
+const STACKED: [&str; 9] = [
     "qwen3_moe",
     "qwen3_next",
     "qwen3_5_moe",
@@ -22,6 +22,8 @@ const STACKED: [&str; 7] = [
     "glm4_moe",
     "granitemoe",
     "granitemoehybrid",
+    "gemma4",
+    "gemma4_text",
 ];
 
 /// The family whose stacks lie as `[experts, inputs, outputs]` or in MXFP4, with a stack of biases for each. Its matrices are named

@@ -61,6 +61,10 @@ pub(crate) fn rename(config: &Value, tensors: &mut [(TensorInfo, Place)]) {
         }),
         Some("granitemoe" | "granitemoehybrid") => rename_all(tensors, |name| usual(name, &GRANITE)),
         Some("nemotron_h") => rename_all(tensors, |name| usual(name, &NEMOTRON)),
+        Some("gemma4" | "gemma4_text") => rename_all(tensors, |name| {
+            let own = name.contains(".layers.") && !name.contains(".mlp.");
+            own.then(|| name.replace(".experts.", ".mlp.experts."))
+        }),
         _ => {}
     }
 }

@@ -15,12 +15,13 @@ use crate::weight::Weight;
 /// Suffixes of matrices that are worth quantizing: operands of products and look-up tables. Left out on purpose: norms, biases,
 /// convolutions, and small projections whose errors matter most (`mlp.gate`, which selects experts; `in_proj_a` and
 /// `in_proj_b`, which set the decay and gate of a whole head).
-const QUANTIZED: [&str; 8] = [
+const QUANTIZED: [&str; 9] = [
     "_proj.weight",
     ".in_proj_qkv.weight",
     ".in_proj_qkvz.weight",
     ".in_proj_z.weight",
     "embed_tokens.weight",
+    "embed_tokens_per_layer.weight",
     "lm_head.weight",
     ".word_embeddings.weight",
     ".dense.weight",

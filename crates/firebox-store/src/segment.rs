@@ -11,6 +11,8 @@ use crate::excerpt::Excerpt;
 pub enum SegmentId {
     /// Token (and position) embeddings.
     Embed,
+    /// Tables of which a pass reads the rows of its tokens and no more.
+    Rows,
     /// One transformer block.
     Layer(usize),
     /// The final norm and the unembedding; the pooler of an encoder; the classifier of a head without layers.
@@ -44,7 +46,9 @@ impl SegmentId {
                         return Self::Layer(layer);
                     }
                 }
+                "embed_tokens_per_layer" => return Self::Rows,
                 "embed_tokens" | "embeddings" | "wte" | "wpe" => seen_embedding = true,
+                "per_layer_model_projection" | "per_layer_projection_norm" => seen_embedding = true,
                 "lm_head" | "norm" | "norm_f" | "ln_f" | "pooler" | "cls" | "classifier" | "score"
                 | "bridge" => seen_final = true,
                 _ => {}
@@ -60,7 +64,7 @@ impl SegmentId {
     /// Returns whether the segment belongs to a trunk that ends before block `layers`.
     pub fn in_trunk(self, layers: usize) -> bool {
         match self {
-            Self::Embed => true,
+            Self::Embed | Self::Rows => true,
             Self::Layer(layer) => layer < layers,
             Self::Final | Self::Other => false,
         }
@@ -71,6 +75,7 @@ impl fmt::Display for SegmentId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Embed => f.pad("embed"),
+            Self::Rows => f.pad("rows"),
             Self::Layer(layer) => f.pad(&format!("layer-{layer:04}")),
             Self::Final => f.pad("final"),
             Self::Other => f.pad("other"),
@@ -84,6 +89,7 @@ impl FromStr for SegmentId {
     fn from_str(text: &str) -> Result<Self, String> {
         let id = match text {
             "embed" => Some(Self::Embed),
+            "rows" => Some(Self::Rows),
             "final" => Some(Self::Final),
             "other" => Some(Self::Other),
             _ => text
@@ -94,7 +100,7 @@ impl FromStr for SegmentId {
         };
         // Only the spelling of `Display` is valid: two spellings of one segment would count as two segments.
         id.filter(|id| id.to_string() == text).ok_or_else(|| {
-            format!("{:?} is not a segment; expected embed, layer-0000…, final or other", Excerpt(text))
+            format!("{:?} is not a segment; expected embed, rows, layer-0000…, final or other", Excerpt(text))
         })
     }
 }
@@ -122,6 +128,9 @@ mod tests {
     fn tensor_names_map_to_segments() {
         for (name, segment) in [
             ("model.embed_tokens.weight", SegmentId::Embed),
+            ("model.language_model.embed_tokens_per_layer.weight", SegmentId::Rows),
+            ("model.per_layer_model_projection.weight", SegmentId::Embed),
+            ("model.layers.0.per_layer_projection.weight", SegmentId::Layer(0)),
             ("model.layers.12.mlp.experts.3.up_proj.weight", SegmentId::Layer(12)),
             ("model.layers.0.input_layernorm.weight", SegmentId::Layer(0)),
             ("model.layers.3.self_attn.q_norm.weight", SegmentId::Layer(3)),
@@ -147,6 +156,7 @@ mod tests {
     fn ids_print_and_parse_back() {
         for id in [
             SegmentId::Embed,
+            SegmentId::Rows,
             SegmentId::Layer(3),
             SegmentId::Layer(12_345),
             SegmentId::Final,

@@ -28,7 +28,9 @@ impl SequenceCache {
                 LayerLayout::Attention { head_dim, .. } => {
                     kv_dtype.store(rotate(layer, keys.dequantize(head_dim), back))
                 }
-                LayerLayout::Recurrent | LayerLayout::HiddenStates { .. } => keys,
+                LayerLayout::Shared { .. } | LayerLayout::Recurrent | LayerLayout::HiddenStates { .. } => {
+                    keys
+                }
             }
         };
         let (mut runs, mut next, mut in_place) = (Vec::with_capacity(self.runs.len()), 0, Vec::new());

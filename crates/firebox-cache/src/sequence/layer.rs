@@ -8,7 +8,7 @@ use firebox_kernels::attention::{KvTensor, Span};
 use super::SequenceCache;
 use crate::kv_run::Source;
 use crate::layer_kv::LayerKv;
-use crate::layout::KvType;
+use crate::layout::{KvType, LayerLayout};
 use crate::page::Page;
 use crate::recurrent_state::RecurrentState;
 
@@ -28,15 +28,23 @@ pub struct AttentionCache<'a>(KvStorage<'a>);
 #[derive(Debug)]
 enum KvStorage<'a> {
     Paged { sequence: &'a SequenceCache, layer: usize },
-    Transient(Option<(Tensor<3>, Tensor<3>)>),
+    Transient(&'a mut TransientKv),
 }
 
+/// Keys and values of a single pass, which later layers may read.
+#[derive(Debug, Default)]
+pub struct TransientKv(Option<(Tensor<3>, Tensor<3>)>);
+
 impl SequenceCache {
-    /// The part of the cache that belongs to one layer.
+    /// The part of the cache that belongs to one layer. Where it is [shared](LayerLayout::Shared), that of the layer that stores it.
     ///
     /// # Panics
     /// If the model has no such layer.
     pub fn layer(&mut self, index: usize) -> LayerCache<'_> {
+        let index = match self.pool.layout().layers[index] {
+            LayerLayout::Shared { layer } => layer,
+            _ => index,
+        };
         if self.states[index].is_none() {
             return LayerCache::Attention(AttentionCache(KvStorage::Paged { sequence: self, layer: index }));
         }
@@ -66,11 +74,11 @@ impl SequenceCache {
     }
 }
 
-impl AttentionCache<'_> {
-    /// A cache of a single pass without anything before or after it. It returns the tensors it was given, gradients
-    /// included.
-    pub fn transient() -> Self {
-        Self(KvStorage::Transient(None))
+impl<'a> AttentionCache<'a> {
+    /// A cache of a single pass without anything before or after it. It returns the tensors that were held or that it was given,
+    /// gradients included.
+    pub fn transient(held: &'a mut TransientKv) -> Self {
+        Self(KvStorage::Transient(held))
     }
 
     /// Writes the pass's keys and values, both `[kv_heads, tokens of the pass, head_dim]`.
@@ -81,7 +89,7 @@ impl AttentionCache<'_> {
                 let added = LayerKv::Attention { keys: kv_dtype.store(keys), values: kv_dtype.store(values) };
                 sequence.write_pass(*layer, |tokens| added.part(tokens));
             }
-            KvStorage::Transient(held) => *held = Some((keys, values)),
+            KvStorage::Transient(held) => held.0 = Some((keys, values)),
         }
     }
 
@@ -118,7 +126,7 @@ impl AttentionCache<'_> {
                 spans.collect()
             }
             KvStorage::Transient(held) => {
-                let span = held.iter().cloned().map(|(keys, values)| Span {
+                let span = held.0.iter().cloned().map(|(keys, values)| Span {
                     keys: KvTensor::Float(keys),
                     values: KvTensor::Float(values),
                     position,
@@ -127,5 +135,52 @@ impl AttentionCache<'_> {
                 span.collect()
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::Device;
+
+    use super::*;
+    use crate::{Layout, PagePool};
+
+    fn append(sequence: &mut SequenceCache, count: usize) {
+        sequence.reserve(count).unwrap();
+        if let LayerCache::Attention(mut cache) = sequence.layer(0) {
+            let side = || Tensor::ones([1, count, 4], &Device::flex());
+            cache.append(side(), side());
+        }
+        sequence.advance();
+    }
+
+    fn keys(sequence: &mut SequenceCache, layer: usize) -> Vec<Vec<f32>> {
+        let LayerCache::Attention(cache) = sequence.layer(layer) else { panic!("keys and values") };
+        let keys = cache.spans(usize::MAX / 2, None).into_iter().map(|span| span.keys.dequantize(4));
+        keys.map(|keys| keys.try_into_vec_as::<f32>().unwrap()).collect()
+    }
+
+    #[test]
+    fn a_shared_layer_reads_what_another_stores_and_stores_nothing() {
+        let stores = LayerLayout::Attention { kv_heads: 1, head_dim: 4 };
+        let pool = |layers| PagePool::new(Layout { layers, kv_dtype: KvType::F32, device: Device::flex() });
+        let alone = pool(vec![stores]).layout().bytes_per_position();
+        let pool = pool(vec![stores, LayerLayout::Shared { layer: 0 }]);
+        assert_eq!(pool.layout().bytes_per_position(), alone);
+        let mut sequence = SequenceCache::new(&pool);
+        append(&mut sequence, 130);
+        assert_eq!(keys(&mut sequence, 1), keys(&mut sequence, 0));
+        assert_eq!(sequence.stored(1).map(|runs| runs.len()), None);
+        sequence.evict(3..9);
+        let mut branch = sequence.branch().unwrap();
+        branch.compact_positions(|layer, keys, back| keys.add_scalar((100 * layer + back) as f32)).unwrap();
+        append(&mut branch, 2);
+        append(&mut sequence, 1);
+        for changed in [&mut branch, &mut sequence] {
+            assert_eq!(keys(changed, 1), keys(changed, 0));
+        }
+        let moved = keys(&mut branch, 0).concat();
+        assert_eq!((moved[0], moved[12], moved[4 * 124]), (1.0, 7.0, 1.0), "keys are moved once");
+        assert!(keys(&mut sequence, 1).concat().iter().all(|key| *key == 1.0));
     }
 }

@@ -99,7 +99,7 @@ impl MappedKv {
         }
         for (index, (sides, layer)) in self.layers.iter().zip(&layout.layers).enumerate() {
             let fits = match (sides, *layer) {
-                (None, LayerLayout::Recurrent) => true,
+                (None, LayerLayout::Shared { .. } | LayerLayout::Recurrent) => true,
                 (
                     Some(LayerKv::Attention { keys, values }),
                     LayerLayout::Attention { kv_heads, head_dim },

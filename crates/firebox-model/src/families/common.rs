@@ -84,7 +84,7 @@ pub(super) struct Common<'a> {
     pub activation: Activation,
     pub tied_embeddings: bool,
     pub defaults: Defaults,
-    norm_epsilon: f64,
+    pub norm_epsilon: f64,
     norm_weight_offset: f32,
     rope_layout: RopeLayout,
 }
@@ -206,6 +206,9 @@ impl<'a> Common<'a> {
             input_bias: false,
             output_bias: false,
             sinks: false,
+            keys_as_values: false,
+            value_norm: None,
+            kv_layer: None,
         }
     }
 
@@ -248,6 +251,8 @@ impl<'a> Common<'a> {
             feed_forward_output_norm: None,
             residual_scale: None,
             parallel: false,
+            layer_input: None,
+            output_scale: None,
         }
     }
 
@@ -265,6 +270,7 @@ impl<'a> Common<'a> {
             logit_scale: None,
             logit_softcap: None,
             learned_positions: None,
+            layer_inputs: None,
             names: TensorNames::default(),
         }
     }

@@ -36,6 +36,7 @@ pub(super) fn config(fields: &Fields<'_>) -> Result<DecoderConfig, ModelError> {
         groups: fields.count("n_group")?.unwrap_or(1),
         chosen_groups: fields.count("topk_group")?.unwrap_or(1),
         scale: fields.number("routed_scaling_factor")?.unwrap_or(1.0) as f32,
+        ..RoutingConfig::default()
     };
     let shared = fields.whole("n_shared_experts")?.unwrap_or(1);
     let shared = (shared > 0).then(|| SharedExpertConfig {

@@ -50,6 +50,7 @@ impl Mixture {
             router_bias: false,
             routing,
             shared: None,
+            norms: None,
         })
     }
 }

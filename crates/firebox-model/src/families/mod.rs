@@ -7,6 +7,7 @@ mod dense;
 mod ernie4_5;
 mod exaone4;
 mod gemma3_text;
+mod gemma4;
 mod glm4;
 mod glm4_moe;
 mod gpt2;
@@ -43,11 +44,13 @@ use crate::fields::Fields;
 
 type ReadConfig = fn(&Fields<'_>) -> Result<DecoderConfig, ModelError>;
 
-const DECODERS: [(&str, ReadConfig); 34] = [
+const DECODERS: [(&str, ReadConfig); 36] = [
     ("cohere2", |fields| cohere2::COHERE2.read(fields)),
     ("ernie4_5", |fields| ernie4_5::ERNIE4_5.read(fields)),
     ("exaone4", |fields| exaone4::EXAONE4.read(fields)),
     ("gemma3_text", gemma3_text::config),
+    ("gemma4", gemma4::wrapper_config),
+    ("gemma4_text", gemma4::config),
     ("glm4", |fields| glm4::GLM4.read(fields)),
     ("glm4_moe", glm4_moe::config),
     ("gpt2", |fields| gpt2::GPT2.read(fields)),

@@ -110,6 +110,7 @@ fn mixture(common: &Common<'_>, bias: bool) -> Result<ExpertsConfig, ModelError>
         groups: fields.count("n_group")?.unwrap_or(1),
         chosen_groups: fields.count("topk_group")?.unwrap_or(1),
         scale: fields.number("routed_scaling_factor")?.unwrap_or(1.0) as f32,
+        ..RoutingConfig::default()
     };
     let mixture = mixture.config(common, routing)?;
     let expert = GatedConfig { ungated: true, ..mixture.expert };

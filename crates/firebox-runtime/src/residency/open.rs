@@ -54,7 +54,10 @@ pub fn measure(checkpoint: &Checkpoint, device: &Device, shape: &Shape) -> Resul
 
 /// Returns the bytes a second that the disk reads of a model, past the page cache.
 pub fn disk_rate(checkpoint: &Checkpoint) -> Result<f64, StoreError> {
-    let layers = checkpoint.segments().into_iter().filter(|segment| segment.id != SegmentId::Embed);
+    let layers = checkpoint
+        .segments()
+        .into_iter()
+        .filter(|segment| !matches!(segment.id, SegmentId::Embed | SegmentId::Rows));
     let units = layers.map(|segment| {
         let names = segment.tensors.iter().map(String::as_str);
         checkpoint.read_unit(names).map(Arc::new)

@@ -200,7 +200,7 @@ mod tests {
     /// A branch takes pages for its own tokens, and none for those that it shares.
     #[test]
     fn branches_share_their_beginning_and_go_on_alone() {
-        for fixture in ["reference/llama", "reference/qwen3_5_text"] {
+        for fixture in ["reference/llama", "reference/qwen3_5_text", "reference/gemma4_text"] {
             let mut tree = tree(fixture);
             let root = tree.root();
             let pool = tree.session(root).unwrap().cache().pool().clone();

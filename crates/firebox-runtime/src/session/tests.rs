@@ -59,7 +59,7 @@ proptest! {
 
     #[test]
     fn history_does_not_show(steps in prop::collection::vec((0u8..4, 0usize..24), 1..10)) {
-        for fixture in ["reference/llama", "variants/mistral-window7-headdim12", "reference/qwen3_5_text"] {
+        for fixture in ["reference/llama", "variants/mistral-window7-headdim12", "reference/qwen3_5_text", "reference/gemma4_text"] {
             check(fixture, &steps);
         }
     }

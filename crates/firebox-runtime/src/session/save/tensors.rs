@@ -28,7 +28,7 @@ pub(super) fn sides(layer: &LayerLayout, kv_type: KvType) -> Vec<Side> {
         LayerLayout::HiddenStates { width } => {
             vec![Side { name: "states", kv_type: KvType::F32, heads: 1, width }]
         }
-        LayerLayout::Recurrent => Vec::new(),
+        LayerLayout::Shared { .. } | LayerLayout::Recurrent => Vec::new(),
     }
 }
 
@@ -179,7 +179,7 @@ pub(super) fn states(
                 convolution: state_tensor(file, &name("convolution"), convolution, &device)?,
             }))
         }
-        MixerMemory::KeysAndValues { .. } => Ok(None),
+        MixerMemory::KeysAndValues { .. } | MixerMemory::Shared { .. } => Ok(None),
     });
     // The states at the split come after the blocks.
     states.chain(decoder.split().map(|_| Ok(None))).collect()

@@ -10,7 +10,7 @@ use crate::residency::ResidencyOptions;
 use crate::session::operations::check_session_operations;
 use crate::{Account, device};
 
-const FIXTURES: [&str; 7] = [
+const FIXTURES: [&str; 8] = [
     "reference/llama",
     "variants/mistral-window7-headdim12",
     "reference/qwen3_5_text",
@@ -18,6 +18,7 @@ const FIXTURES: [&str; 7] = [
     "reference/lfm2",
     "reference/granitemoehybrid",
     "variants/mamba2-groups2-kernel3-biases",
+    "reference/gemma4_text",
 ];
 
 pub(crate) fn model(fixture: &str) -> Model {
