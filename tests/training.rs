@@ -190,7 +190,7 @@ fn every_family_learns() {
         let (square, missing) = (stepping.square, stepping.missing);
         assert_eq!(missing, 0, "{family}: every parameter has a gradient");
         // The decrease that a linear function would have.
-        let wanted = 1e-3 * f64::from(before);
+        let wanted = 1e-4 * f64::from(before);
         let after = |rate: f64| {
             let mut stepping = Stepping { gradients: &gradients, rate, square: 0.0, missing: 0 };
             let stepped = burn::module::Module::map(tower.clone(), &mut stepping);
