@@ -13,7 +13,7 @@ use crate::ModelError;
 use crate::config::{AttentionConfig, AttentionProjections, HeadNormPlace};
 use crate::linear::Linear;
 use crate::norm::{RmsNorm, without_weight};
-use crate::rows::Rows;
+use crate::rows::{Rows, joined};
 use crate::weights::Weights;
 
 /// Grouped-query attention.
@@ -300,5 +300,5 @@ fn with_sinks(query: Tensor<3>, sequences: Vec<AttentionSequence>, sinks: &Tenso
         first += rows;
         attention(own, &spans, Some(sinks.clone()), params)
     });
-    Tensor::cat(attended.collect(), 0)
+    joined(attended.collect())
 }

@@ -12,7 +12,7 @@ use crate::ModelError;
 use crate::config::{Activation, DeltaNetConfig, DeltaNetProjections};
 use crate::linear::Linear;
 use crate::norm::RmsNorm;
-use crate::rows::Rows;
+use crate::rows::{Rows, joined};
 use crate::weights::{Learned, Weights};
 
 /// The gated delta rule as a mixer.
@@ -113,18 +113,11 @@ impl GatedDeltaNet {
         let device = x.device();
         let between = host_device(&device);
         let [mixed, gate, step, decay] = self.project(x, &between);
-        let mut parts: Vec<_> = rows
-            .groups
-            .iter()
-            .zip(states)
-            .map(|(group, state)| {
-                let of_group =
-                    |tensor: &Tensor<2>| tensor.clone().narrow(0, group.rows.start, group.rows.len());
-                let mixed = self.convolve(of_group(&mixed), state);
-                self.recur(Tokens { mixed, step: of_group(&step), decay: of_group(&decay) }, state)
-            })
-            .collect();
-        let read = if parts.len() == 1 { parts.remove(0) } else { Tensor::cat(parts, 0) };
+        let parts = rows.groups.iter().zip(states).map(|(group, state)| {
+            let mixed = self.convolve(group.of(&mixed), state);
+            self.recur(Tokens { mixed, step: group.of(&step), decay: group.of(&decay) }, state)
+        });
+        let read = joined(parts.collect());
         let read = self.norm.forward(read.reshape([count * value_heads, value_dim]));
         let gated = gated(gate, read.reshape([count, value_heads * value_dim]), Activation::Silu);
         self.output.forward(gated.to_device(&device))

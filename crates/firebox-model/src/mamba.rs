@@ -3,16 +3,16 @@
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 use firebox_cache::RecurrentState;
-use firebox_kernels::convolution::{ConvolutionParams, convolve};
+use firebox_kernels::convolution::ConvolutionParams;
 use firebox_kernels::gate::gated;
-use firebox_kernels::norm::rms_norm;
 use firebox_kernels::state_space::{ScanParams, ScanTokens, StateSpace, scan};
 
 use crate::ModelError;
 use crate::config::{Activation, MambaConfig};
 use crate::linear::Linear;
-use crate::norm::RmsNorm;
-use crate::rows::Rows;
+use crate::norm::{RmsNorm, without_weight};
+use crate::rows::{Rows, joined};
+use crate::short_convolution::convolve_with_bias;
 use crate::weights::{Learned, Weights};
 
 /// A convolution and a selective state space: one projection yields a gate, the channels of the convolution, and
@@ -65,33 +65,20 @@ impl Mamba {
         let gate = projected.clone().narrow(1, 0, inner);
         let mixed = projected.clone().narrow(1, inner, channels);
         let step = projected.narrow(1, inner + channels, self.config.heads);
-        let mut parts: Vec<_> = rows
-            .groups
-            .iter()
-            .zip(states)
-            .map(|(group, state)| {
-                let of_group =
-                    |tensor: &Tensor<2>| tensor.clone().narrow(0, group.rows.start, group.rows.len());
-                let mixed = self.convolve(of_group(&mixed), state);
-                self.scan(ScanTokens { mixed, step: of_group(&step) }, state)
-            })
-            .collect();
-        let read = if parts.len() == 1 { parts.remove(0) } else { Tensor::cat(parts, 0) };
+        let parts = rows.groups.iter().zip(states).map(|(group, state)| {
+            let mixed = self.convolve(group.of(&mixed), state);
+            self.scan(ScanTokens { mixed, step: group.of(&step) }, state)
+        });
+        let read = joined(parts.collect());
         self.output.forward(self.normed(gated(gate, read, Activation::Silu)))
     }
 
     /// Returns each channel's causal convolution.
     fn convolve(&self, mixed: Tensor<2>, state: &mut RecurrentState) -> Tensor<2> {
         let silu = self.config.activation == Activation::Silu && self.convolution_bias.is_none();
-        // A restored state is on the CPU.
-        let earlier = state.convolution.take().map(|earlier| earlier.to_device(&mixed.device()));
-        let taps = self.convolution.val().squeeze_dim(1);
-        let (sums, kept) = convolve(mixed, earlier, taps, ConvolutionParams { exact: false, silu });
-        state.convolution = Some(kept);
-        let sums = match &self.convolution_bias {
-            Some(bias) => sums.add(bias.val().unsqueeze()),
-            None => sums,
-        };
+        let params = ConvolutionParams { exact: false, silu };
+        let sums =
+            convolve_with_bias(mixed, &self.convolution, self.convolution_bias.as_ref(), params, state);
         if silu { sums } else { self.config.activation.forward(sums) }
     }
 
@@ -114,8 +101,7 @@ impl Mamba {
             return self.norm.forward(x);
         }
         let [count, inner] = x.dims();
-        let none = Tensor::zeros([inner / groups], &x.device());
-        let normed = rms_norm(x.reshape([count * groups, inner / groups]), none, self.norm.epsilon, 1.0);
+        let normed = without_weight(x.reshape([count * groups, inner / groups]), self.norm.epsilon);
         normed.reshape([count, inner]).mul(self.norm.weight.val().unsqueeze())
     }
 }

@@ -20,6 +20,11 @@ pub(crate) struct Rows {
     pub layer_inputs: Option<Tensor<2>>,
 }
 
+/// Joins the rows of groups again.
+pub(crate) fn joined(mut groups: Vec<Tensor<2>>) -> Tensor<2> {
+    if groups.len() == 1 { groups.remove(0) } else { Tensor::cat(groups, 0) }
+}
+
 /// The rows of one sequence.
 #[derive(Debug, Clone)]
 pub(crate) struct Group {
@@ -85,6 +90,11 @@ impl Rows {
 }
 
 impl Group {
+    /// Returns the group's rows of a tensor.
+    pub fn of(&self, tensor: &Tensor<2>) -> Tensor<2> {
+        tensor.clone().narrow(0, self.rows.start, self.rows.len())
+    }
+
     /// Lays out sequences one after the other.
     fn in_order(spans: impl Iterator<Item = Span>) -> Vec<Self> {
         let mut next = 0;

@@ -8,7 +8,7 @@ use firebox_kernels::convolution::{ConvolutionParams, convolve};
 use crate::ModelError;
 use crate::config::ShortConvolutionConfig;
 use crate::linear::Linear;
-use crate::rows::Rows;
+use crate::rows::{Rows, joined};
 use crate::weights::{Learned, Weights};
 
 /// `output(after · convolution(before · value))`, where one projection yields `before`, `after` and `value`.
@@ -40,30 +40,33 @@ impl ShortConvolution {
         rows: &Rows,
         states: impl Iterator<Item = &'c mut RecurrentState>,
     ) -> Tensor<2> {
-        let device = x.device();
         let projected = self.input.forward(x);
         let width = projected.dims()[1] / 3;
         let [before, after, value] = [0, 1, 2].map(|part| projected.clone().narrow(1, part * width, width));
         let mixed = before.mul(value);
-        let mut parts: Vec<_> = rows
-            .groups
-            .iter()
-            .zip(states)
-            .map(|(group, state)| {
-                let mixed = mixed.clone().narrow(0, group.rows.start, group.rows.len());
-                // A restored state is on the CPU.
-                let earlier = state.convolution.take().map(|earlier| earlier.to_device(&device));
-                let taps = self.convolution.val().squeeze_dim(1);
-                let (sums, kept) = convolve(mixed, earlier, taps, ConvolutionParams::default());
-                state.convolution = Some(kept);
-                sums
-            })
-            .collect();
-        let sums = if parts.len() == 1 { parts.remove(0) } else { Tensor::cat(parts, 0) };
-        let sums = match &self.bias {
-            Some(bias) => sums.add(bias.val().unsqueeze()),
-            None => sums,
-        };
+        let parts = rows.groups.iter().zip(states).map(|(group, state)| {
+            let params = ConvolutionParams::default();
+            convolve_with_bias(group.of(&mixed), &self.convolution, self.bias.as_ref(), params, state)
+        });
+        let sums = joined(parts.collect());
         self.output.forward(after.mul(sums))
+    }
+}
+
+/// Returns each channel's causal convolution, behind what the state has of earlier tokens.
+pub(crate) fn convolve_with_bias(
+    mixed: Tensor<2>,
+    convolution: &Param<Tensor<3>>,
+    bias: Option<&Param<Tensor<1>>>,
+    params: ConvolutionParams,
+    state: &mut RecurrentState,
+) -> Tensor<2> {
+    // A restored state is on the CPU.
+    let earlier = state.convolution.take().map(|earlier| earlier.to_device(&mixed.device()));
+    let (sums, kept) = convolve(mixed, earlier, convolution.val().squeeze_dim(1), params);
+    state.convolution = Some(kept);
+    match bias {
+        Some(bias) => sums.add(bias.val().unsqueeze()),
+        None => sums,
     }
 }

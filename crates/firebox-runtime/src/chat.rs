@@ -6,7 +6,8 @@ use crate::decode::{Generation, GenerationConfig, GenerationStart};
 use crate::{Capacity, Conversation, Model, RuntimeError, Script, Session};
 
 /// A chat with a model: it owns the session, writes questions by the chat template, and evicts the oldest turns when its
-/// [`Capacity`] is full. A [`Conversation`] is the same over a session of the caller, turn by turn.
+/// [`Capacity`] is full. An answer that only repeats itself ends, unless [`with_config`](Chat::with_config) says otherwise. A
+/// [`Conversation`] is the same over a session of the caller, turn by turn.
 ///
 /// ```no_run
 /// use firebox_runtime::{Model, device};

@@ -90,11 +90,14 @@ impl Checkpoint {
             huggingface::open(path)?
         };
         if let Some(packed) = parts.packed.values().next().filter(|_| purpose == Purpose::Model) {
+            // Blocks stay as they are.
+            let smaller = match packed.encoding() {
+                Encoding::Plain(_) => ", with --quantize q4 if it is to be as small",
+                _ => "",
+            };
+            let (kind, source) = (&packed.name, path.display());
             let reason = format!(
-                "weights are packed as {}; write a bundle with `firebox import {} DST`, with --quantize q4 if it is to be as \
-                 small, and open that",
-                packed.name,
-                path.display()
+                "weights are packed as {kind}; write a bundle with `firebox import {source} DST`{smaller}, and open that"
             );
             let file = path.join("config.json");
             return Err(StoreError::Unsupported { file, field: "quantization_config".into(), reason });

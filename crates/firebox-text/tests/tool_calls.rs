@@ -1,7 +1,7 @@
 //! Tests of the tool call reader.
 #![allow(clippy::unwrap_used, reason = "a test that fails here should say so")]
 
-use firebox_testing::checks::tool_calls::{ALL, read, tools};
+use firebox_testing::checks::tool_calls::{read, tools};
 use firebox_text::{AnswerPart, CallReader, CallSyntax};
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -454,7 +454,7 @@ proptest! {
 
     #[test]
     fn however_it_is_cut_the_same_is_said(text in text(), cuts in proptest::collection::vec(any::<prop::sample::Index>(), 0..8)) {
-        for syntax in ALL {
+        for syntax in CallSyntax::ALL {
             let whole = read(syntax, [text.as_str()]);
             let letters: Vec<&str> = text.split_inclusive(|_| true).collect();
             prop_assert_eq!(&read(syntax, letters), &whole, "{:?}", syntax);
@@ -477,7 +477,7 @@ proptest! {
     #[test]
     fn a_call_is_read_back(place in "\\PC{0,12}", days in any::<i64>(), before in "[a-z \n]{0,6}") {
         let arguments = json!({"place": place, "days": days});
-        for syntax in ALL {
+        for syntax in CallSyntax::ALL {
             let call = json!({"name": "weather", syntax.arguments_key(): arguments});
             let call = if syntax.always_lists() { json!([call]) } else { call };
             let before = match syntax {

@@ -2,11 +2,11 @@
 //! first layers are dense.
 
 use super::common::{Common, Defaults};
-use super::mixture::Mixture;
+use super::mixture::{Mixture, corrected};
 use crate::ModelError;
 use crate::config::{
-    AttentionConfig, DecoderConfig, ExpertsConfig, FeedForwardConfig, GatedConfig, RoutingConfig,
-    SharedExpertConfig, TensorNames,
+    AttentionConfig, DecoderConfig, ExpertsConfig, FeedForwardConfig, GatedConfig, SharedExpertConfig,
+    TensorNames,
 };
 use crate::fields::Fields;
 
@@ -30,21 +30,13 @@ pub(super) fn config(fields: &Fields<'_>) -> Result<DecoderConfig, ModelError> {
         inner_size,
         normalised: fields.flag("norm_topk_prob")?.unwrap_or(true),
     };
-    let routing = RoutingConfig {
-        sigmoid: true,
-        correction: Some("gate.e_score_correction_bias".into()),
-        groups: fields.count("n_group")?.unwrap_or(1),
-        chosen_groups: fields.count("topk_group")?.unwrap_or(1),
-        scale: fields.number("routed_scaling_factor")?.unwrap_or(1.0) as f32,
-        ..RoutingConfig::default()
-    };
     let shared = fields.whole("n_shared_experts")?.unwrap_or(1);
     let shared = (shared > 0).then(|| SharedExpertConfig {
         prefix: "shared_experts.".into(),
         network: GatedConfig { inner_size: inner_size * shared, ..common.gated() },
         gate: None,
     });
-    let mixture = ExpertsConfig { shared, ..mixture.config(&common, routing)? };
+    let mixture = ExpertsConfig { shared, ..mixture.config(&common, corrected(fields)?)? };
     let dense = fields.whole("first_k_dense_replace")?.unwrap_or(1);
     let blocks = (0..common.layers)
         .map(|layer| {

@@ -3,6 +3,7 @@
 use super::common::Common;
 use crate::ModelError;
 use crate::config::{ExpertsConfig, GatedConfig, RoutingConfig, SharedExpertConfig};
+use crate::fields::Fields;
 
 /// Upper bound on experts, above every published model.
 const MAX_EXPERTS: usize = 1 << 14;
@@ -53,6 +54,18 @@ impl Mixture {
             norms: None,
         })
     }
+}
+
+/// Returns the routing by sigmoids, with a correction that only chooses, and by groups where there are several.
+pub(super) fn corrected(fields: &Fields<'_>) -> Result<RoutingConfig, ModelError> {
+    Ok(RoutingConfig {
+        sigmoid: true,
+        correction: Some("gate.e_score_correction_bias".into()),
+        groups: fields.count("n_group")?.unwrap_or(1),
+        chosen_groups: fields.count("topk_group")?.unwrap_or(1),
+        scale: fields.number("routed_scaling_factor")?.unwrap_or(1.0) as f32,
+        ..RoutingConfig::default()
+    })
 }
 
 /// Returns the shared expert of the qwen families, which a sigmoid gate scales.

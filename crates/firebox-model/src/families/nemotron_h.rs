@@ -4,11 +4,11 @@
 use super::common::{Common, Defaults, activation};
 use super::mamba::{MambaDefaults, feed_forward_block, mamba, mixer_block};
 use super::mamba2::backbone;
-use super::mixture::Mixture;
+use super::mixture::{Mixture, corrected};
 use crate::ModelError;
 use crate::config::{
     Activation, AttentionConfig, DecoderConfig, ExpertsConfig, FeedForwardConfig, GatedConfig, MambaConfig,
-    MixerConfig, PlainConfig, RoutingConfig, SharedExpertConfig, TensorNames,
+    MixerConfig, PlainConfig, SharedExpertConfig, TensorNames,
 };
 use crate::fields::{Fields, shown};
 
@@ -104,15 +104,7 @@ fn mixture(common: &Common<'_>, bias: bool) -> Result<ExpertsConfig, ModelError>
         inner_size: fields.count("moe_intermediate_size")?.unwrap_or(7688),
         normalised: fields.flag("norm_topk_prob")?.unwrap_or(true),
     };
-    let routing = RoutingConfig {
-        sigmoid: true,
-        correction: Some("gate.e_score_correction_bias".into()),
-        groups: fields.count("n_group")?.unwrap_or(1),
-        chosen_groups: fields.count("topk_group")?.unwrap_or(1),
-        scale: fields.number("routed_scaling_factor")?.unwrap_or(1.0) as f32,
-        ..RoutingConfig::default()
-    };
-    let mixture = mixture.config(common, routing)?;
+    let mixture = mixture.config(common, corrected(fields)?)?;
     let expert = GatedConfig { ungated: true, ..mixture.expert };
     let inner_size = fields.count("moe_shared_expert_intermediate_size")?.unwrap_or(7688);
     let shared = SharedExpertConfig {

@@ -3,29 +3,11 @@
 use firebox_text::{AnswerPart, CallReader, CallSyntax};
 use serde_json::{Value, json};
 
-/// All syntaxes.
-pub const ALL: [CallSyntax; 14] = [
-    CallSyntax::Tagged,
-    CallSyntax::Bare,
-    CallSyntax::Listed,
-    CallSyntax::Functions,
-    CallSyntax::Separated,
-    CallSyntax::SeparatedFence,
-    CallSyntax::Channels,
-    CallSyntax::Fenced,
-    CallSyntax::Enclosed,
-    CallSyntax::Invoked,
-    CallSyntax::Dsml,
-    CallSyntax::Pythonic,
-    CallSyntax::Braced,
-    CallSyntax::Sections,
-];
-
 /// Checks an input whose first byte selects the syntax and whose second one divides the text. Returns whether it contains a call.
 pub fn check(input: &[u8]) -> bool {
     let [syntax, cut, text @ ..] = input else { return false };
     let text = String::from_utf8_lossy(text);
-    let syntax = ALL[usize::from(*syntax) % ALL.len()];
+    let syntax = CallSyntax::ALL[usize::from(*syntax) % CallSyntax::ALL.len()];
     let whole = read(syntax, [&*text]);
     let (mut pieces, mut rest) = (Vec::new(), &*text);
     while !rest.is_empty() {

@@ -52,6 +52,24 @@ pub enum CallSyntax {
 }
 
 impl CallSyntax {
+    /// All syntaxes.
+    pub const ALL: [Self; 14] = [
+        Self::Tagged,
+        Self::Bare,
+        Self::Listed,
+        Self::Functions,
+        Self::Separated,
+        Self::SeparatedFence,
+        Self::Channels,
+        Self::Fenced,
+        Self::Enclosed,
+        Self::Invoked,
+        Self::Dsml,
+        Self::Pythonic,
+        Self::Braced,
+        Self::Sections,
+    ];
+
     /// Determines the syntax from a model's chat template.
     pub fn from_template(template: &str) -> Self {
         let has = |mark: &str| template.contains(mark);
@@ -197,27 +215,7 @@ mod tests {
 
     #[test]
     fn marks_that_are_special_tokens_are_restored() {
-        use CallSyntax::{
-            Bare, Braced, Channels, Dsml, Enclosed, Fenced, Functions, Invoked, Listed, Pythonic, Sections,
-            Separated, SeparatedFence, Tagged,
-        };
-
-        for syntax in [
-            Tagged,
-            Enclosed,
-            Invoked,
-            Dsml,
-            Pythonic,
-            Braced,
-            Sections,
-            Bare,
-            Listed,
-            Functions,
-            Separated,
-            SeparatedFence,
-            Channels,
-            Fenced,
-        ] {
+        for syntax in CallSyntax::ALL {
             for (mark, _) in syntax.marks() {
                 let is_text = !mark.starts_with(['<', '[']);
                 assert!(is_text || syntax.control_tokens().contains(mark), "{syntax:?}: {mark}");
