@@ -378,6 +378,7 @@ fn experts_may_be_packed_and_transposed() {
     let found = logits(&imported("blocks", &packed, None));
     let off = found.iter().zip(&expected).map(|(found, expected)| (found - expected).abs() / range);
     let off = off.fold(0f32, f32::max);
+    // 0.015 was measured.
     assert!(off < 0.02, "{off}");
     // Quantized anew, where routers may choose other experts.
     let [plain, packed] =
