@@ -6,7 +6,9 @@ mod support;
 
 use burn::tensor::{AllocationProperty, Bytes, DType, Device, Int, Tensor, TensorData};
 use firebox_kernels::Grouping;
-use firebox_kernels::linear::{Weight, gather_grouped, multiply, multiply_each, multiply_grouped, reference};
+use firebox_kernels::linear::{
+    Weight, gather_grouped, multiply, multiply_each, multiply_grouped, multiply_heads, reference,
+};
 use proptest::prelude::*;
 use support::{assert_close, bits, grouped, random, values};
 
@@ -204,6 +206,29 @@ fn weights_are_independent() {
         assert_eq!(found.pop().unwrap().dims(), [rows, 0]);
         for (found, expected) in found.into_iter().zip(expected) {
             assert_eq!(bits(found), bits(expected), "{rows} rows");
+        }
+    }
+}
+
+/// The same bits as a product for each head, also of rows that are views, with weights of all formats and sizes.
+#[test]
+fn heads_multiply_with_weights_of_their_own() {
+    for (rows, heads, inputs, outputs) in [(1, 3, 37, 5), (7, 2, 64, 40), (3, 20, 96, 512), (0, 2, 8, 8)] {
+        let x = random([rows, heads, inputs + 2], 3).narrow(2, 1, inputs);
+        let dense = |head: usize| Weight::Dense(matrix(outputs, inputs, head as u64));
+        let packed = |head: usize| {
+            let grouping = Grouping { inputs, group: 32, four_bits: false, tiled: false };
+            let (words, scales) = grouped(outputs, grouping, head as u64);
+            Weight::Grouped { words, scales, grouping }
+        };
+        let kinds: [&dyn Fn(usize) -> Weight; 2] = [&dense, &packed];
+        for weight in kinds {
+            let prepared: Vec<_> = (0..heads).map(|head| weight(head).prepare().unwrap()).collect();
+            let found = multiply_heads(x.clone(), &prepared.iter().collect::<Vec<_>>());
+            for head in 0..heads {
+                let of_head = |all: &Tensor<3>| all.clone().narrow(1, head, 1).squeeze_dim::<2>(1);
+                assert_eq!(bits(of_head(&found)), bits(weight(head).multiply(of_head(&x))));
+            }
         }
     }
 }

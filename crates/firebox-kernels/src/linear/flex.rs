@@ -59,6 +59,40 @@ pub(super) fn multiply_prepared(x: Tensor<2>, weights: &[&PreparedWeight]) -> Ve
     products.into_iter().map(Tensor::from_primitive::<Flex>).collect()
 }
 
+/// See [`multiply_heads`](super::multiply_heads).
+///
+/// # Panics
+/// As [`each`] does, and if there are other heads than weights, or weights differ in outputs.
+pub(super) fn multiply_heads(x: Tensor<3>, weights: &[&PreparedWeight]) -> Tensor<3> {
+    let x = contiguous(x.try_into_primitive::<Flex>().expect(ON_FLEX));
+    assert_eq!(x.dtype(), DType::F32, "activations are f32");
+    let [rows, heads, inputs] = dims(&x);
+    let outputs = weights.first().map_or(0, |weight| weight.shape().0);
+    assert_eq!(heads, weights.len(), "every head has a weight");
+    assert!(
+        weights.iter().all(|weight| weight.shape() == (outputs, inputs)),
+        "weights of heads differ in shape"
+    );
+    let padded = inputs.next_multiple_of(CHUNK);
+    let mut by_heads = vec![0.0; heads * rows * padded];
+    for (index, from) in elements::<f32>(&x).chunks_exact(inputs.max(1)).enumerate() {
+        let at = (index % heads * rows + index / heads) * padded;
+        by_heads[at..at + inputs].copy_from_slice(from);
+    }
+    let of_head = |head: usize| &by_heads[head * rows * padded..][..rows * padded];
+    let activations: Vec<_> =
+        (0..heads).map(|head| Activations { rows, padded, values: of_head(head) }).collect();
+    let multiplicands: Vec<_> = weights.iter().map(|weight| weight.multiplicand()).collect();
+    let factors: Vec<(&dyn Multiplicand, usize)> =
+        multiplicands.iter().map(|multiplicand| (&**multiplicand, outputs)).collect();
+    let products = multiply::multiply_own(&activations, &factors);
+    let mut by_rows = Vec::with_capacity(rows * heads * outputs);
+    for row in 0..rows {
+        products.iter().for_each(|product| by_rows.extend_from_slice(&product[row * outputs..][..outputs]));
+    }
+    Tensor::from_primitive::<Flex>(tensor(by_rows, [rows, heads, outputs]))
+}
+
 pub(super) fn one(x: FlexTensor, weight: FlexWeight) -> FlexTensor {
     let mut products = each(x, &[&weight.into()]);
     // There is one weight, so there is one product.

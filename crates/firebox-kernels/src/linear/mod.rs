@@ -111,6 +111,15 @@ pub fn multiply_prepared(x: Tensor<2>, weights: &[&PreparedWeight]) -> Vec<Tenso
     flex::multiply_prepared(x, weights)
 }
 
+/// Products of heads, `[rows, heads, inputs]`, each with a [prepared](Weight::prepare) weight of its own: `[rows, heads, outputs]`. The device
+/// [accepts](accepts_prepared) such weights, which all have one shape. Threads synchronise once for all heads.
+///
+/// # Panics
+/// As [`multiply_prepared`] does, and if there are other heads than weights, or weights differ in shape.
+pub fn multiply_heads(x: Tensor<3>, weights: &[&PreparedWeight]) -> Tensor<3> {
+    flex::multiply_heads(x, weights)
+}
+
 /// Whether activations on a device can be multiplied with prepared weights: on the CPU without autodiff.
 pub fn accepts_prepared(device: &Device) -> bool {
     is_flex(device)

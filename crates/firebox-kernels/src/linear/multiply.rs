@@ -14,38 +14,59 @@ const SMALLEST_PIECE: usize = 1 << 16;
 /// Returns `x · weightᵀ` for several weights with their numbers of outputs, `[rows, outputs]` each. The
 /// weights are processed together; each has at least one panel of rows in memory.
 pub(super) fn multiply(x: &Activations<'_>, weights: &[(&dyn Multiplicand, usize)]) -> Vec<Vec<f32>> {
-    let mut results: Vec<Vec<f32>> = weights.iter().map(|(_, outputs)| vec![0.0; x.rows * outputs]).collect();
-    let total: usize = weights.iter().map(|(_, outputs)| outputs).sum();
-    if x.rows == 0 || x.padded == 0 || total == 0 {
-        return results;
-    }
+    let input = input(x, weights);
+    shared([x.rows, x.padded], weights, |_| &input)
+}
+
+/// Returns the product of each of several activations, all of one shape, with a weight of its own, as [`multiply`] does.
+pub(super) fn multiply_own(x: &[Activations<'_>], weights: &[(&dyn Multiplicand, usize)]) -> Vec<Vec<f32>> {
+    let inputs: Vec<_> = x.iter().zip(weights).map(|(x, weight)| input(x, &[*weight])).collect();
+    let shape = x.first().map_or([0, 0], |x| [x.rows, x.padded]);
+    shared(shape, weights, |index| &inputs[index])
+}
+
+/// Returns activations in every form that a weight needs.
+fn input<'a>(x: &'a Activations<'a>, weights: &[(&dyn Multiplicand, usize)]) -> Input<'a> {
     let rounded = |width| {
         let wanted = weights.iter().any(|(weight, _)| weight.integer_width() == Some(width));
-        wanted.then(|| x.quantize(width))
+        (wanted && !x.values.is_empty()).then(|| x.quantize(width))
     };
-    let input = Input { numbers: x, as_i16: rounded(IntegerWidth::I16), as_i8: rounded(IntegerWidth::I8) };
-    let single = x.rows * x.padded * total < SINGLE_THREAD_WORK;
+    Input { numbers: x, as_i16: rounded(IntegerWidth::I16), as_i8: rounded(IntegerWidth::I8) }
+}
+
+/// Multiplies activations of `rows` rows with several weights, each with those that `input_of` returns for its index.
+fn shared<'a>(
+    [rows, padded]: [usize; 2],
+    weights: &[(&dyn Multiplicand, usize)],
+    input_of: impl Fn(usize) -> &'a Input<'a> + Sync,
+) -> Vec<Vec<f32>> {
+    let mut results: Vec<Vec<f32>> = weights.iter().map(|(_, outputs)| vec![0.0; rows * outputs]).collect();
+    let total: usize = weights.iter().map(|(_, outputs)| outputs).sum();
+    if rows == 0 || padded == 0 || total == 0 {
+        return results;
+    }
+    let single = rows * padded * total < SINGLE_THREAD_WORK;
     let threads = if single { 1 } else { rayon::current_num_threads() };
-    let smallest = (SMALLEST_PIECE / (x.rows * x.padded)).next_multiple_of(TILE_OUTPUTS);
+    let smallest = (SMALLEST_PIECE / (rows * padded)).next_multiple_of(TILE_OUTPUTS);
     let mut parts = Vec::new();
     let mut left = total;
-    for (&(weight, outputs), result) in weights.iter().zip(&mut results) {
+    for (index, (&(weight, outputs), result)) in weights.iter().zip(&mut results).enumerate() {
         let mut rows: Vec<&mut [f32]> = result.chunks_mut(outputs.max(1)).collect();
         let mut first = 0;
         while first < outputs {
             let piece = piece(left, threads, smallest).min(outputs - first);
             let results = rows.iter_mut().map(|row| row.split_off_mut(..piece).unwrap_or_default()).collect();
-            parts.push((weight, Part { first, weight_rows: weight.padded_rows(outputs), results }));
+            parts.push((index, weight, Part { first, weight_rows: weight.padded_rows(outputs), results }));
             first += piece;
             left -= piece;
         }
     }
     if single {
-        for (weight, part) in parts {
-            weight.multiply(&input, part);
+        for (index, weight, part) in parts {
+            weight.multiply(input_of(index), part);
         }
     } else {
-        parallel_for_each(parts, |(weight, part)| weight.multiply(&input, part));
+        parallel_for_each(parts, |(index, weight, part)| weight.multiply(input_of(index), part));
     }
     results
 }
