@@ -6,17 +6,19 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use firebox::internals::model::{Architecture, Decoder, DecoderConfig, Input, LogitRows};
-use firebox::internals::store::{Bits, Checkpoint, ImportOptions, Quantization, import};
+use firebox::internals::store::{Bits, Checkpoint, Encoding, ImportOptions, Quantization, import};
 use firebox::{Model, device};
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use serde_json::{Value, json};
 
-const FAMILIES: [&str; 17] = [
+const FAMILIES: [&str; 19] = [
     "cohere2",
+    "deepseek_v3",
     "ernie4_5",
     "exaone4",
     "gemma4_text",
     "glm4",
+    "glm4_moe_lite",
     "gpt2",
     "gpt_oss",
     "granite",
@@ -384,4 +386,71 @@ fn experts_may_be_packed_and_transposed() {
     let [plain, packed] =
         [("q8", &plain), ("blocks-q8", &packed)].map(|(name, source)| logits(&imported(name, source, q8)));
     assert_eq!(bits(&packed), bits(&plain));
+}
+
+/// Rounds every 32 numbers of a row to multiples of a power of two, the largest to `levels` of it: what quantizing them keeps.
+fn to_levels(values: &mut [f32], width: usize, levels: f32) {
+    for group in values.chunks_mut(width).flat_map(|row| row.chunks_mut(32)) {
+        let at = (0..group.len()).max_by(|a, b| group[*a].abs().total_cmp(&group[*b].abs())).unwrap();
+        let step = (group[at].abs() / levels).log2().ceil().exp2();
+        group.iter_mut().for_each(|value| *value = (*value / step).round() * step);
+        group[at] = (levels * step).copysign(group[at]);
+    }
+}
+
+/// Heads use parts of a matrix that an import packs as a whole. All experts are chosen: rounding cannot choose others.
+#[test]
+fn factors_of_heads_may_be_packed() {
+    let folder = tempfile::tempdir().unwrap();
+    let read = |model: &Model| model.session().unwrap().feed(&tokens(1, 40)).unwrap();
+    // 0.0003 and 0.12 were measured; activations are rounded to 16 and to 8 bits.
+    for (bits, levels, most) in [(Bits::Q8, 127.0, 1e-3), (Bits::Q4, 7.0, 0.2)] {
+        let folder = folder.path().join(format!("{bits:?}"));
+        let all_chosen = |config: &mut Value| {
+            config["num_experts_per_tok"] = config["n_routed_experts"].clone();
+            config["topk_group"] = config["n_group"].clone();
+        };
+        let rounded = |name: &str, values: &mut [f32]| {
+            let narrow = name.contains("q_b_proj") || name.contains("expert") && name.contains("down_proj");
+            to_levels(values, if narrow { 48 } else { 32 }, levels);
+        };
+        let plain = changed("deepseek_v3", &folder, all_chosen, str::to_owned, rounded);
+        let expected = read(&open(&plain));
+        let bundle = folder.join("bundle");
+        let options = ImportOptions { quantize: Some(Quantization { bits, group: 32 }) };
+        import(&plain, &bundle, &options, &mut |_| ()).unwrap();
+        let model = open(&bundle);
+        let encoding = model.checkpoint().info("model.layers.1.self_attn.kv_b_proj.weight").unwrap().encoding;
+        assert!(!matches!(encoding, Encoding::Plain(_)));
+        let found = read(&model);
+        let length = |numbers: &mut dyn Iterator<Item = f32>| numbers.map(|n| n * n).sum::<f32>().sqrt();
+        let off = length(&mut found.iter().zip(&expected).map(|(found, expected)| found - expected));
+        let share = off / length(&mut expected.iter().copied());
+        assert!(share > 0.0 && share < most, "{bits:?}: off by {share}");
+    }
+}
+
+/// Settings of latent attention that the reference checkpoints do not have.
+#[test]
+fn deepseek_refuses_what_it_does_not_compute() {
+    let refused = |field: &str, value: Value| {
+        let mut config = read_config("deepseek_v3");
+        config[field] = value;
+        let error = Architecture::from_json(&config).unwrap_err().to_string();
+        assert!(error.contains(field), "{error}");
+    };
+    refused("scoring_func", json!("softmax"));
+    refused("topk_method", json!("group_limited_greedy"));
+    refused("moe_layer_freq", json!(2));
+    refused("mlp_layer_types", json!(["dense"]));
+    refused("mlp_layer_types", json!(["dense", "sparse", "sparse", "linear"]));
+    let config = |family| decoder_config(&read_config(family));
+    let dense = |config: &DecoderConfig| -> Vec<bool> {
+        let kinds = config.blocks.iter().map(|block| serde_json::to_value(&block.feed_forward).unwrap());
+        kinds.map(|feed_forward| feed_forward["kind"] == "gated").collect()
+    };
+    assert_eq!(dense(&config("deepseek_v3")), [true, false, false, false]);
+    let mut lite = read_config("glm4_moe_lite");
+    lite["mlp_layer_types"] = json!(["dense", "sparse", "dense", "sparse"]);
+    assert_eq!(dense(&decoder_config(&lite)), [true, false, true, false]);
 }

@@ -25,9 +25,9 @@ use safetensors::{SafeTensors, tensor::TensorView};
 #[path = "heads/pool.rs"]
 mod pool;
 
-const FAMILIES: &str = "cohere2 ernie4_5 exaone4 gemma3_text gemma4_text glm4 glm4_moe gpt2 gpt_oss granite granitemoe granitemoehybrid \
-     hunyuan_v1_dense lfm2_moe llama mamba2 ministral3 mistral nemotron_h olmo2 olmo3 phi3 qwen2 qwen3 qwen3_5_moe_text \
-     qwen3_5_text qwen3_moe qwen3_next seed_oss smollm3 starcoder2";
+const FAMILIES: &str = "cohere2 deepseek_v3 ernie4_5 exaone4 gemma3_text gemma4_text glm4 glm4_moe glm4_moe_lite gpt2 gpt_oss granite \
+     granitemoe granitemoehybrid hunyuan_v1_dense lfm2_moe llama mamba2 ministral3 mistral nemotron_h olmo2 olmo3 phi3 qwen2 \
+     qwen3 qwen3_5_moe_text qwen3_5_text qwen3_moe qwen3_next seed_oss smollm3 starcoder2";
 
 fn fixture(family: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/reference").join(family)

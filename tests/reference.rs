@@ -74,7 +74,7 @@ fn check_all(folders: Vec<PathBuf>, at_least: usize) {
 
 #[test]
 fn reference_checkpoints() {
-    check_all(fixtures("reference"), 33);
+    check_all(fixtures("reference"), 35);
 }
 
 /// Stacks the experts of a checkpoint as some publishers store them.
@@ -124,7 +124,7 @@ fn experts_may_be_stored_as_one_tensor() {
 
 #[test]
 fn unusual_shapes_and_configurations() {
-    check_all(fixtures("variants"), 19);
+    check_all(fixtures("variants"), 20);
 }
 
 /// More checkpoints than the repository holds: every folder with an `expected.safetensors` below the one that

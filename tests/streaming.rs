@@ -301,6 +301,7 @@ proptest! {
             "reference/qwen3_next",
             "reference/glm4_moe",
             "reference/gpt_oss",
+            "reference/deepseek_v3",
             "reference/lfm2_moe",
         ] {
             let path = fixtures(fixture);

@@ -9,14 +9,16 @@ use firebox::internals::model::{AdapterPlan, Fed, HeadForm, LogitRows, Seeded, T
 use firebox::internals::store::Checkpoint;
 use firebox::{Model, device};
 
-const FAMILIES: [&str; 32] = [
+const FAMILIES: [&str; 34] = [
     "cohere2",
+    "deepseek_v3",
     "ernie4_5",
     "exaone4",
     "gemma3_text",
     "gemma4_text",
     "glm4",
     "glm4_moe",
+    "glm4_moe_lite",
     "gpt2",
     "gpt_oss",
     "granite",
@@ -209,6 +211,7 @@ fn with_all_experts(family: &str, folder: &Path) -> PathBuf {
     std::fs::create_dir(&path).unwrap();
     let config = std::fs::read_to_string(fixture(family).join("config.json")).unwrap();
     let config = config.replace("\"num_experts_per_tok\": 2", "\"num_experts_per_tok\": 8");
+    let config = config.replace("\"n_group\": 2", "\"n_group\": 1");
     std::fs::write(path.join("config.json"), config).unwrap();
     std::fs::copy(fixture(family).join("model.safetensors"), path.join("model.safetensors")).unwrap();
     path

@@ -14,6 +14,8 @@ pub enum LayerKv {
         /// The values.
         values: KvTensor,
     },
+    /// Rows that are keys and values of one head at once, `[1, positions, width]`.
+    Latents(KvTensor),
     /// Hidden states, `[1, positions, width]`.
     HiddenStates(KvTensor),
 }
@@ -22,7 +24,9 @@ impl LayerKv {
     /// The number of positions.
     pub(crate) fn positions(&self) -> usize {
         match self {
-            Self::Attention { keys: held, .. } | Self::HiddenStates(held) => held.positions(),
+            Self::Attention { keys: held, .. } | Self::Latents(held) | Self::HiddenStates(held) => {
+                held.positions()
+            }
         }
     }
 
@@ -32,6 +36,7 @@ impl LayerKv {
             Self::Attention { keys, values } => {
                 Self::Attention { keys: keys.part(positions.clone()), values: values.part(positions) }
             }
+            Self::Latents(rows) => Self::Latents(rows.part(positions)),
             Self::HiddenStates(states) => Self::HiddenStates(states.part(positions)),
         }
     }
@@ -45,8 +50,9 @@ impl LayerKv {
             (Self::Attention { keys, values }, Self::Attention { keys: new_keys, values: new_values }) => {
                 KvTensor::overwrite_both([keys, values], at, [new_keys, new_values]);
             }
-            (Self::HiddenStates(states), Self::HiddenStates(added)) => states.assign(at, added),
-            _ => panic!("keys and hidden states do not mix"),
+            (Self::Latents(held), Self::Latents(added))
+            | (Self::HiddenStates(held), Self::HiddenStates(added)) => held.assign(at, added),
+            _ => panic!("keys, latents and hidden states do not mix"),
         }
     }
 }

@@ -49,6 +49,11 @@ pub enum LayerLayout {
         /// The layer that stores them.
         layer: usize,
     },
+    /// A row per position that is key and value of one head at once.
+    Latents {
+        /// Width of a row.
+        width: usize,
+    },
     /// A state of constant size.
     Recurrent,
     /// Exact hidden states between two layers, from which the layers behind them can be run again.
@@ -79,6 +84,7 @@ impl Layout {
     pub(crate) fn layer_bytes(&self, layer: LayerLayout) -> usize {
         match layer {
             LayerLayout::Attention { kv_heads, head_dim } => 2 * kv_heads * self.kv_dtype.row_bytes(head_dim),
+            LayerLayout::Latents { width } => self.kv_dtype.row_bytes(width),
             LayerLayout::Shared { .. } | LayerLayout::Recurrent => 0,
             LayerLayout::HiddenStates { width } => KvType::F32.row_bytes(width),
         }

@@ -128,20 +128,24 @@ impl Page {
         }
     }
 
-    /// Replaces the keys of some slots.
+    /// Replaces the keys of some slots, and the values where they are the keys.
     pub fn change_keys(&self, layer: usize, slots: &Range<usize>, change: impl FnOnce(KvTensor) -> KvTensor) {
         let mut content = self.content();
         content.writes += 1;
         let layout = self.pool.layout();
-        if let Some(LayerKv::Attention { keys, values }) = content.buffers.layer(layer, slots.end, layout) {
-            let changed = change(keys.part(slots.clone()));
-            if matches!(changed, KvTensor::Float(_)) && is_accelerator(&layout.device) {
-                // In place, so that the page goes on sharing memory with others.
-                let unchanged = values.part(slots.clone());
-                KvTensor::overwrite_both([keys, values], slots.start, [changed, unchanged]);
-            } else {
-                keys.assign(slots.start, changed);
+        match content.buffers.layer(layer, slots.end, layout) {
+            Some(LayerKv::Attention { keys, values }) => {
+                let changed = change(keys.part(slots.clone()));
+                if matches!(changed, KvTensor::Float(_)) && is_accelerator(&layout.device) {
+                    // In place, so that the page goes on sharing memory with others.
+                    let unchanged = values.part(slots.clone());
+                    KvTensor::overwrite_both([keys, values], slots.start, [changed, unchanged]);
+                } else {
+                    keys.assign(slots.start, changed);
+                }
             }
+            Some(LayerKv::Latents(rows)) => rows.assign(slots.start, change(rows.part(slots.clone()))),
+            Some(LayerKv::HiddenStates(_)) | None => {}
         }
     }
 

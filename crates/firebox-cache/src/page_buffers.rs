@@ -83,6 +83,9 @@ impl PageBuffers {
                     };
                     LayerKv::Attention { keys, values }
                 }
+                LayerLayout::Latents { width } => {
+                    LayerKv::Latents(empty(*kv_dtype, [1, positions, width], device))
+                }
                 LayerLayout::HiddenStates { width } => {
                     LayerKv::HiddenStates(empty(KvType::F32, [1, positions, width], device))
                 }

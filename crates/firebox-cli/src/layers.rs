@@ -82,6 +82,15 @@ fn describe(block: &BlockConfig) -> Layer {
             rope: attention.rope,
             feed_forward,
         },
+        MixerConfig::LatentAttention(attention) => Layer {
+            mixer: format!("attention over latents of {}", attention.rank),
+            heads: attention.heads,
+            kv_heads: 1,
+            head_dim: attention.width(),
+            window: None,
+            rope: Some(attention.rope),
+            feed_forward,
+        },
         MixerConfig::ShortConvolution(convolution) => Layer {
             mixer: format!("convolution of {}", convolution.kernel),
             heads: 1,

@@ -42,7 +42,7 @@ impl Clock for SimulatedClock {
     }
 }
 
-const FIXTURES: [&str; 7] = [
+const FIXTURES: [&str; 8] = [
     "reference/llama",
     "variants/mistral-window7-headdim12",
     "reference/qwen3_5_text",
@@ -50,6 +50,7 @@ const FIXTURES: [&str; 7] = [
     "reference/qwen3_next",
     "reference/lfm2_moe",
     "variants/mamba2-groups2-kernel3-biases",
+    "reference/deepseek_v3",
 ];
 
 fn models() -> Vec<Model> {

@@ -8,7 +8,8 @@ use crate::ModelError;
 use crate::adapter_plan::{INWARD, OUTWARD};
 use crate::weights::Weights;
 
-/// A change of low rank to a product: `scale · (x · inwardᵀ) · outwardᵀ`, which is never multiplied out.
+/// A change of low rank to a product: `scale · (x · inwardᵀ) · outwardᵀ`, which is not multiplied out
+/// where the weight is multiplied as a whole.
 #[derive(Module, Debug)]
 pub struct Adapter {
     /// `[rank, inputs]`
@@ -39,6 +40,11 @@ impl Adapter {
             outward: weights.parameter(&outward, [outputs, rank])?,
             scale: weights.adapter_scale(),
         }))
+    }
+
+    /// What it adds to the weight, `[outputs, inputs]`.
+    pub fn product(&self) -> Tensor<2> {
+        multiply(self.outward.val(), self.inward.val().transpose()).mul_scalar(self.scale)
     }
 
     /// What it adds to the product of `x`.

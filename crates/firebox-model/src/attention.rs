@@ -117,7 +117,7 @@ impl Attention {
             }
         }
         // After all writes: where sequences share a page, reading it for one would make the write of the next a copy.
-        let sequences = self.sequences(rows, caches.iter());
+        let sequences = sequences(rows, caches.iter(), self.params());
         let attended = match &self.sinks {
             Some(sinks) if !sequences.is_empty() => with_sinks(query, sequences, &sinks.val()),
             _ => batch_attention(query, sequences),
@@ -210,26 +210,13 @@ impl Attention {
                 heads_cache.write(first + tokens.start..first + tokens.end, sides, at);
             });
         }
-        heads_cache.attend(self.sequences(rows, caches.iter().map(|cache| &**cache)))
+        heads_cache.attend(sequences(rows, caches.iter().map(|cache| &**cache), self.params()))
     }
 
-    /// The rows' sequences with the spans that they attend to.
-    fn sequences<'a, 'c: 'a>(
-        &self,
-        rows: &Rows,
-        caches: impl Iterator<Item = &'a AttentionCache<'c>>,
-    ) -> Vec<AttentionSequence> {
+    /// Mask and scaling of the scores of a sequence that begins at position 0.
+    fn params(&self) -> AttentionParams {
         let AttentionConfig { scale, softcap, window, .. } = self.config;
-        rows.groups
-            .iter()
-            .zip(caches)
-            .map(|(group, cache)| AttentionSequence {
-                rows: group.rows.len(),
-                spans: cache.spans(group.position, window),
-                params: AttentionParams { position: group.position, window, scale, softcap },
-                steps: rows.steps.clone(),
-            })
-            .collect()
+        AttentionParams { position: 0, window, scale, softcap }
     }
 
     fn project(&self, x: Tensor<2>, rows: &Rows) -> Projections {
@@ -301,4 +288,22 @@ fn with_sinks(query: Tensor<3>, sequences: Vec<AttentionSequence>, sinks: &Tenso
         attention(own, &spans, Some(sinks.clone()), params)
     });
     joined(attended.collect())
+}
+
+/// The rows' sequences with the spans that they attend to. `params` are those of a sequence whatever its position is.
+pub(crate) fn sequences<'a, 'c: 'a>(
+    rows: &Rows,
+    caches: impl Iterator<Item = &'a AttentionCache<'c>>,
+    params: AttentionParams,
+) -> Vec<AttentionSequence> {
+    rows.groups
+        .iter()
+        .zip(caches)
+        .map(|(group, cache)| AttentionSequence {
+            rows: group.rows.len(),
+            spans: cache.spans(group.position, params.window),
+            params: AttentionParams { position: group.position, ..params },
+            steps: rows.steps.clone(),
+        })
+        .collect()
 }

@@ -167,6 +167,8 @@ impl NormConfig {
 pub enum MixerConfig {
     /// Softmax attention over all earlier positions or a window of them.
     Attention(AttentionConfig),
+    /// Softmax attention to latents that all heads share.
+    LatentAttention(LatentAttentionConfig),
     /// The gated delta rule.
     GatedDeltaNet(DeltaNetConfig),
     /// A causal convolution of few taps between two gates.
@@ -249,6 +251,40 @@ pub enum AttentionProjections {
     Separate,
     /// `qkv_proj`, one after the other
     Fused,
+}
+
+/// Configuration of attention to latents that all heads share. The query of a head is a plain part and then a rotated one.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct LatentAttentionConfig {
+    /// Width of the hidden state.
+    pub hidden_size: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Width of the latents that queries are projected from; `None` where they are projected from the hidden state.
+    pub query_rank: Option<usize>,
+    /// Width of the latents that keys and values are projected from.
+    pub rank: usize,
+    /// Elements of a query or key that are not rotated.
+    pub plain_dim: usize,
+    /// Elements that are rotated. Those of keys are shared by all heads.
+    pub rotated_dim: usize,
+    /// Width of a value.
+    pub value_dim: usize,
+    /// Factor of the products of queries and keys.
+    pub scale: f32,
+    /// Index of the position scheme.
+    pub rope: usize,
+    /// Norm of latents.
+    pub latent_norm: NormConfig,
+    /// Whether the projections to latents and that of the output have a bias.
+    pub bias: bool,
+}
+
+impl LatentAttentionConfig {
+    /// Width of what is cached for a position: the rotated part of the key and the latent.
+    pub fn width(&self) -> usize {
+        self.rotated_dim + self.rank
+    }
 }
 
 /// Configuration of a gated short convolution.

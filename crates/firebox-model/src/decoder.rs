@@ -139,7 +139,7 @@ impl Decoder {
         let (whole, block) = self.replaceable(layer)?;
         let own: Arc<dyn OwnMixer> = Arc::new(make(block.mixer().clone()));
         let (memory, change) = (own.memory(), format!("{} as mixer {layer}", own.id()));
-        if let MixerMemory::KeysAndValues { rope: Some(rope), .. } = memory
+        if let Some(rope) = memory.rope()
             && rope >= self.config.ropes.len()
         {
             let reason = format!("its keys are rotated by scheme {rope} of {}", self.config.ropes.len());
@@ -320,13 +320,13 @@ impl Decoder {
         }
         let angles: Vec<_> =
             self.config.ropes.iter().map(|rope| (rope.frequencies(length).0, rope)).collect();
-        let rotate = |layer: usize, keys: Tensor<3>, back: usize| match self.memories[layer] {
-            MixerMemory::KeysAndValues { rope: Some(index), .. } => {
+        let rotate = |layer: usize, keys: Tensor<3>, back: usize| match self.memories[layer].rope() {
+            Some(index) => {
                 let (frequencies, rope) = &angles[index];
                 rope.turn_back(keys, frequencies, back)
             }
             // Where there is no rotation, positions leave no trace.
-            _ => keys,
+            None => keys,
         };
         Ok(cache.compact_positions(rotate)?)
     }

@@ -1,4 +1,4 @@
-//! Mixers: attention, the gated delta rule, short convolutions, Mamba-2, and custom ones.
+//! Mixers: attention, also to latents, the gated delta rule, short convolutions, Mamba-2, and custom ones.
 
 use std::fmt::Debug;
 use std::ops::Range;
@@ -6,13 +6,14 @@ use std::sync::Arc;
 
 use burn::module::Module;
 use burn::tensor::Tensor;
-use firebox_cache::{LayerCache, LayerLayout, RecurrentState};
+use firebox_cache::{AttentionCache, LayerCache, LayerLayout, RecurrentState};
 
 use crate::absent::Absent;
 use crate::attention::Attention;
 use crate::config::{AttentionConfig, MixerConfig};
 use crate::delta_net::GatedDeltaNet;
 use crate::error::{ComponentError, ModelError, of_width};
+use crate::latent_attention::LatentAttention;
 use crate::mamba::Mamba;
 use crate::rows::Rows;
 use crate::short_convolution::ShortConvolution;
@@ -23,6 +24,8 @@ use crate::weights::Weights;
 pub enum Mixer {
     /// Softmax attention.
     Attention(Attention),
+    /// Softmax attention to latents.
+    LatentAttention(LatentAttention),
     /// The gated delta rule.
     GatedDeltaNet(GatedDeltaNet),
     /// A gated short convolution.
@@ -67,6 +70,14 @@ pub enum MixerMemory {
         /// That layer, whose mixer caches keys and values.
         layer: usize,
     },
+    /// A row for every position that is key and value of one head at once. A position scheme rotates its first elements,
+    /// which are to be left out of what is attended to.
+    Latents {
+        /// Width of a row.
+        width: usize,
+        /// Index of the position scheme that rows were [rotated](Sequences::rotate) by, if any.
+        rope: Option<usize>,
+    },
     /// A state of constant size in one or two tensors, absent before the first token. A restored state is on
     /// the CPU, whatever the model's device is.
     State {
@@ -78,11 +89,20 @@ pub enum MixerMemory {
 }
 
 impl MixerMemory {
+    /// Returns the index of the position scheme that cached keys are rotated by, if any.
+    pub(crate) fn rope(self) -> Option<usize> {
+        match self {
+            Self::KeysAndValues { rope, .. } | Self::Latents { rope, .. } => rope,
+            Self::Shared { .. } | Self::State { .. } => None,
+        }
+    }
+
     /// Returns the cache layout of a layer with this mixer.
     pub(crate) fn layout(self) -> LayerLayout {
         match self {
             Self::KeysAndValues { kv_heads, head_dim, .. } => LayerLayout::Attention { kv_heads, head_dim },
             Self::Shared { layer } => LayerLayout::Shared { layer },
+            Self::Latents { width, .. } => LayerLayout::Latents { width },
             Self::State { .. } => LayerLayout::Recurrent,
         }
     }
@@ -147,6 +167,9 @@ impl Mixer {
     pub(crate) fn load(config: &MixerConfig, weights: &Weights<'_>) -> Result<Self, ModelError> {
         Ok(match config {
             MixerConfig::Attention(attention) => Self::Attention(Attention::load(attention, weights)?),
+            MixerConfig::LatentAttention(attention) => {
+                Self::LatentAttention(LatentAttention::load(attention, weights)?)
+            }
             MixerConfig::GatedDeltaNet(delta) => Self::GatedDeltaNet(GatedDeltaNet::load(delta, weights)?),
             MixerConfig::ShortConvolution(convolution) => {
                 Self::ShortConvolution(ShortConvolution::load(convolution, weights)?)
@@ -168,13 +191,8 @@ impl Mixer {
         caches: impl Iterator<Item = LayerCache<'c>>,
     ) -> Result<Tensor<2>, ModelError> {
         match self {
-            Self::Attention(attention) => {
-                let caches = caches.filter_map(|layer| match layer {
-                    LayerCache::Attention(cache) => Some(cache),
-                    LayerCache::Recurrent(_) => None,
-                });
-                Ok(attention.forward(x, rows, caches))
-            }
+            Self::Attention(held) => Ok(held.forward(x, rows, caches.filter_map(attention))),
+            Self::LatentAttention(held) => Ok(held.forward(x, rows, caches.filter_map(attention))),
             Self::GatedDeltaNet(delta) => Ok(delta.forward(x, rows, caches.filter_map(recurrent))),
             Self::ShortConvolution(convolution) => {
                 Ok(convolution.forward(x, rows, caches.filter_map(recurrent)))
@@ -192,7 +210,7 @@ impl Mixer {
     /// this one does.
     pub fn forward(&self, x: Tensor<2>, sequences: Sequences<'_>) -> Result<Tensor<2>, ModelError> {
         let fits = |cache: &LayerCache<'_>| match self {
-            Self::Attention(_) => matches!(cache, LayerCache::Attention(_)),
+            Self::Attention(_) | Self::LatentAttention(_) => matches!(cache, LayerCache::Attention(_)),
             Self::GatedDeltaNet(_) | Self::ShortConvolution(_) | Self::Mamba(_) => {
                 matches!(cache, LayerCache::Recurrent(_))
             }
@@ -221,6 +239,9 @@ impl MixerConfig {
                 head_dim: attention.head_dim,
                 rope: attention.rope,
             },
+            Self::LatentAttention(attention) => {
+                MixerMemory::Latents { width: attention.width(), rope: Some(attention.rope) }
+            }
             Self::GatedDeltaNet(delta) => MixerMemory::State {
                 memory: Some([delta.value_heads, delta.key_dim, delta.value_dim]),
                 convolution: Some([delta.kernel.saturating_sub(1), delta.channels()]),
@@ -235,6 +256,14 @@ impl MixerConfig {
             },
             Self::Absent => MixerMemory::State { memory: None, convolution: None },
         }
+    }
+}
+
+/// Returns the cache of an attention layer.
+fn attention(layer: LayerCache<'_>) -> Option<AttentionCache<'_>> {
+    match layer {
+        LayerCache::Attention(cache) => Some(cache),
+        LayerCache::Recurrent(_) => None,
     }
 }
 

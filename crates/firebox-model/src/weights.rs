@@ -188,6 +188,28 @@ impl<'a> Weights<'a> {
         matrix(self.take(name, &[outputs, inputs])?, [outputs, inputs], &self.device)
     }
 
+    /// Returns a weight of `[outputs, inputs]` as numbers whatever its format is, for parts that do not multiply with it as a whole. On
+    /// the CPU it keeps a dtype that its file has; elsewhere, and where it is packed, it is in f32.
+    pub fn unpacked(
+        &self,
+        name: &str,
+        [outputs, inputs]: [usize; 2],
+    ) -> Result<Param<Tensor<2>>, ModelError> {
+        let shape = [outputs, inputs];
+        if self.learning.is_some_and(|learning| learning.what == Learned::All) {
+            return self.learned(name, shape, Learned::All);
+        }
+        let weight = self.take(name, &shape)?;
+        let dtype = match weight.encoding {
+            Encoding::Plain(dtype) if linear::accepts_prepared(&self.device) => float_dtype(dtype),
+            _ => None,
+        };
+        Ok(param(match dtype {
+            Some(dtype) => Tensor::from_data(data(weight.data, shape, dtype), (&self.device, dtype)),
+            None => widened(&weight, shape, &self.device)?,
+        }))
+    }
+
     /// Returns a weight that lies as `[inputs, outputs]`, in the file's dtype if that is one of floats.
     fn transposed_matrix(&self, name: &str, outputs: usize, inputs: usize) -> Result<Matrix, ModelError> {
         if self.learning.is_some_and(|learning| learning.what == Learned::All) {

@@ -2,7 +2,8 @@
 
 use firebox_cache::{KvType, Layout};
 use firebox_model::config::{
-    AttentionConfig, DecoderConfig, DeltaNetConfig, FeedForwardConfig, MambaConfig, MixerConfig,
+    AttentionConfig, DecoderConfig, DeltaNetConfig, FeedForwardConfig, LatentAttentionConfig, MambaConfig,
+    MixerConfig,
 };
 use firebox_model::{EncoderConfig, Partition};
 use firebox_store::Checkpoint;
@@ -68,6 +69,7 @@ fn activation_bytes_per_row(config: &DecoderConfig) -> u64 {
     let numbers = config.blocks.iter().map(|block| {
         let mixer = match &block.mixer {
             MixerConfig::Attention(attention) => attention_numbers(attention),
+            MixerConfig::LatentAttention(attention) => latent_attention_numbers(attention),
             MixerConfig::GatedDeltaNet(net) => delta_net_numbers(net),
             // What the projection yields, both products and the sums.
             MixerConfig::ShortConvolution(convolution) => 6 * convolution.hidden_size,
@@ -113,6 +115,14 @@ fn attention_numbers(attention: &AttentionConfig) -> usize {
     let projected = (attention.heads + 2 * attention.kv_heads) * attention.head_dim;
     let of_heads = attention.heads * attention.head_dim;
     2 * projected + if attention.gated { 2 * of_heads } else { of_heads }
+}
+
+/// Returns how many numbers a row of attention over latents needs: queries before and after they meet the factors of keys, the latents
+/// that heads attend to, the output of every head, and the latents of queries and of the row itself.
+fn latent_attention_numbers(attention: &LatentAttentionConfig) -> usize {
+    let LatentAttentionConfig { heads, query_rank, plain_dim, rotated_dim, value_dim, .. } = *attention;
+    let width = attention.width();
+    heads * (plain_dim + 2 * rotated_dim + 3 * width + value_dim) + query_rank.unwrap_or(0) + 2 * width
 }
 
 /// Returns how many numbers a row of a delta net needs: input and output of the convolution, the output of every head,

@@ -14,12 +14,14 @@ use crate::tensor_index::{Place, Span, TensorInfo};
 type Tensor = (TensorInfo, Place);
 
 /// Families that may store all experts of a layer as `gate_up_proj` and `down_proj` of three dimensions.
-const STACKED: [&str; 9] = [
+const STACKED: [&str; 11] = [
     "qwen3_moe",
     "qwen3_next",
     "qwen3_5_moe",
     "qwen3_5_moe_text",
     "glm4_moe",
+    "glm4_moe_lite",
+    "deepseek_v3",
     "granitemoe",
     "granitemoehybrid",
     "gemma4",

@@ -78,7 +78,7 @@ mod tests {
     fn numbers(sequence: &SequenceCache) -> Vec<f32> {
         let keys = sequence.stored(0).unwrap().into_iter().map(|run| match run {
             LayerKv::Attention { keys, .. } => keys.dequantize(2).narrow(2, 0, 1),
-            LayerKv::HiddenStates(_) => unreachable!("an attention layer"),
+            LayerKv::Latents(_) | LayerKv::HiddenStates(_) => unreachable!("an attention layer"),
         });
         keys.flat_map(|keys| keys.try_into_vec_as::<f32>().unwrap()).collect()
     }

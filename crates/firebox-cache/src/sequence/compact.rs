@@ -12,7 +12,7 @@ use crate::layout::{LayerLayout, Layout};
 
 impl SequenceCache {
     /// Renumbers positions from 0 without gaps, closing those that evictions left. `rotate` takes a layer, keys
-    /// `[kv_heads, positions, head_dim]`, and the distance by which they move back.
+    /// `[kv_heads, positions, head_dim]`, and the distance by which they move back. Keys that are values too are passed whole.
     ///
     /// Keys in pages shared with other sequences are copied; the originals stay unchanged.
     pub fn compact_positions(
@@ -25,7 +25,7 @@ impl SequenceCache {
             let Layout { layers, kv_dtype, .. } = self.pool.layout();
             let rotate = &rotate;
             move |layer: usize, keys: KvTensor| match layers[layer] {
-                LayerLayout::Attention { head_dim, .. } => {
+                LayerLayout::Attention { head_dim, .. } | LayerLayout::Latents { width: head_dim } => {
                     kv_dtype.store(rotate(layer, keys.dequantize(head_dim), back))
                 }
                 LayerLayout::Shared { .. } | LayerLayout::Recurrent | LayerLayout::HiddenStates { .. } => {

@@ -93,6 +93,17 @@ impl<'a> AttentionCache<'a> {
         }
     }
 
+    /// Writes the pass's latents, `[1, tokens of the pass, width]`, which are keys and values at once.
+    pub fn append_latents(&mut self, rows: Tensor<3>) {
+        match &mut self.0 {
+            KvStorage::Paged { sequence, layer } => {
+                let added = LayerKv::Latents(sequence.pool.layout().kv_dtype.store(rows));
+                sequence.write_pass(*layer, |tokens| added.part(tokens));
+            }
+            KvStorage::Transient(held) => held.0 = Some((rows.clone(), rows)),
+        }
+    }
+
     /// Returns whether keys and values are stored in pages as floats, which [`append_with`](Self::append_with) requires.
     pub fn stores_floats(&self) -> bool {
         match &self.0 {
@@ -117,11 +128,13 @@ impl<'a> AttentionCache<'a> {
             KvStorage::Paged { sequence, layer } => {
                 let first = window.map_or(0, |window| (position + 1).saturating_sub(window));
                 let runs = sequence.runs.iter().filter(|run| !run.hidden && run.end() > first);
-                let spans = runs.filter_map(|run| match run.read(*layer)? {
-                    LayerKv::Attention { keys, values } => {
-                        Some(Span { keys, values, position: run.position, visible: run.visible.clone() })
-                    }
-                    LayerKv::HiddenStates(_) => None,
+                let spans = runs.filter_map(|run| {
+                    let (keys, values) = match run.read(*layer)? {
+                        LayerKv::Attention { keys, values } => (keys, values),
+                        LayerKv::Latents(rows) => (rows.clone(), rows),
+                        LayerKv::HiddenStates(_) => return None,
+                    };
+                    Some(Span { keys, values, position: run.position, visible: run.visible.clone() })
                 });
                 spans.collect()
             }
@@ -145,11 +158,13 @@ mod tests {
     use super::*;
     use crate::{Layout, PagePool};
 
-    fn append(sequence: &mut SequenceCache, count: usize) {
+    /// Appends rows of one number; a layer of keys and values gets them as both.
+    fn append(sequence: &mut SequenceCache, count: usize, number: f32) {
         sequence.reserve(count).unwrap();
+        let latents = matches!(sequence.pool.layout().layers[0], LayerLayout::Latents { .. });
         if let LayerCache::Attention(mut cache) = sequence.layer(0) {
-            let side = || Tensor::ones([1, count, 4], &Device::flex());
-            cache.append(side(), side());
+            let rows = || Tensor::full([1, count, 4], number, &Device::flex());
+            if latents { cache.append_latents(rows()) } else { cache.append(rows(), rows()) }
         }
         sequence.advance();
     }
@@ -168,19 +183,60 @@ mod tests {
         let pool = pool(vec![stores, LayerLayout::Shared { layer: 0 }]);
         assert_eq!(pool.layout().bytes_per_position(), alone);
         let mut sequence = SequenceCache::new(&pool);
-        append(&mut sequence, 130);
+        append(&mut sequence, 130, 1.0);
         assert_eq!(keys(&mut sequence, 1), keys(&mut sequence, 0));
         assert_eq!(sequence.stored(1).map(|runs| runs.len()), None);
         sequence.evict(3..9);
         let mut branch = sequence.branch().unwrap();
         branch.compact_positions(|layer, keys, back| keys.add_scalar((100 * layer + back) as f32)).unwrap();
-        append(&mut branch, 2);
-        append(&mut sequence, 1);
+        append(&mut branch, 2, 1.0);
+        append(&mut sequence, 1, 1.0);
         for changed in [&mut branch, &mut sequence] {
             assert_eq!(keys(changed, 1), keys(changed, 0));
         }
         let moved = keys(&mut branch, 0).concat();
         assert_eq!((moved[0], moved[12], moved[4 * 124]), (1.0, 7.0, 1.0), "keys are moved once");
         assert!(keys(&mut sequence, 1).concat().iter().all(|key| *key == 1.0));
+    }
+
+    /// The numbers of keys and of values, which have to be the same.
+    fn numbers(sequence: &mut SequenceCache) -> Vec<f32> {
+        let position = sequence.position();
+        let LayerCache::Attention(cache) = sequence.layer(0) else { unreachable!("it has one layer") };
+        let spans = cache.spans(position, None).into_iter().flat_map(|span| {
+            let [keys, values] =
+                [span.keys, span.values].map(|side| side.dequantize(4).try_into_vec_as::<f32>().unwrap());
+            assert_eq!(keys, values);
+            keys
+        });
+        spans.collect()
+    }
+
+    #[test]
+    fn latents_are_keys_and_values_stored_once() {
+        for kv_dtype in [KvType::F32, KvType::F16, KvType::Int8] {
+            let bytes = |layer| {
+                let layout = Layout { layers: vec![layer], kv_dtype, device: Device::flex() };
+                (layout.bytes_per_position(), layout)
+            };
+            let (both, _) = bytes(LayerLayout::Attention { kv_heads: 1, head_dim: 4 });
+            let (once, layout) = bytes(LayerLayout::Latents { width: 4 });
+            assert_eq!(both, 2 * once);
+            let mut sequence = SequenceCache::new(&PagePool::new(layout));
+            append(&mut sequence, 7, 1.0);
+            append(&mut sequence, 123, 2.0);
+            assert_eq!(sequence.bytes(), (128 + 16) * once);
+            let mut fork = sequence.clone();
+            sequence.evict(0..7);
+            sequence.compact_positions(|_, rows, back| rows.add_scalar(back as f32)).unwrap();
+            append(&mut sequence, 1, 3.0);
+            let near = |found: Vec<f32>, expected: Vec<f32>| {
+                assert_eq!(found.len(), expected.len());
+                let off = found.iter().zip(&expected).map(|(found, expected)| (found - expected).abs());
+                assert!(off.fold(0.0, f32::max) < 1e-5, "{found:?}");
+            };
+            near(numbers(&mut sequence), [vec![9.0; 4 * 123], vec![3.0; 4]].concat());
+            near(numbers(&mut fork), [vec![1.0; 4 * 7], vec![2.0; 4 * 123]].concat());
+        }
     }
 }

@@ -106,6 +106,9 @@ impl MappedKv {
                 ) => {
                     [keys, values].iter().all(|side| fits(side, layout.kv_dtype, [kv_heads, slots, head_dim]))
                 }
+                (Some(LayerKv::Latents(rows)), LayerLayout::Latents { width }) => {
+                    fits(rows, layout.kv_dtype, [1, slots, width])
+                }
                 (Some(LayerKv::HiddenStates(states)), LayerLayout::HiddenStates { width }) => {
                     fits(states, KvType::F32, [1, slots, width])
                 }

@@ -2,12 +2,9 @@
 //! first layers are dense.
 
 use super::common::{Common, Defaults};
-use super::mixture::{Mixture, corrected};
+use super::mixture::{CorrectedDefaults, corrected_mixture, without_further_layers};
 use crate::ModelError;
-use crate::config::{
-    AttentionConfig, DecoderConfig, ExpertsConfig, FeedForwardConfig, GatedConfig, SharedExpertConfig,
-    TensorNames,
-};
+use crate::config::{AttentionConfig, DecoderConfig, FeedForwardConfig};
 use crate::fields::Fields;
 
 pub(super) fn config(fields: &Fields<'_>) -> Result<DecoderConfig, ModelError> {
@@ -23,20 +20,15 @@ pub(super) fn config(fields: &Fields<'_>) -> Result<DecoderConfig, ModelError> {
         },
         ..common.attention()
     };
-    let inner_size = fields.count("moe_intermediate_size")?.unwrap_or(1408);
-    let mixture = Mixture {
-        experts: fields.count("n_routed_experts")?.unwrap_or(128),
-        chosen: fields.count("num_experts_per_tok")?.unwrap_or(8),
-        inner_size,
-        normalised: fields.flag("norm_topk_prob")?.unwrap_or(true),
+    let absent = CorrectedDefaults {
+        experts: 128,
+        chosen: 8,
+        inner_size: 1408,
+        groups: 1,
+        chosen_groups: 1,
+        scale: 1.0,
     };
-    let shared = fields.whole("n_shared_experts")?.unwrap_or(1);
-    let shared = (shared > 0).then(|| SharedExpertConfig {
-        prefix: "shared_experts.".into(),
-        network: GatedConfig { inner_size: inner_size * shared, ..common.gated() },
-        gate: None,
-    });
-    let mixture = ExpertsConfig { shared, ..mixture.config(&common, corrected(fields)?)? };
+    let mixture = corrected_mixture(&common, absent)?;
     let dense = fields.whole("first_k_dense_replace")?.unwrap_or(1);
     let blocks = (0..common.layers)
         .map(|layer| {
@@ -48,9 +40,5 @@ pub(super) fn config(fields: &Fields<'_>) -> Result<DecoderConfig, ModelError> {
             common.block(attention.clone(), feed_forward)
         })
         .collect();
-    let model = common.model(vec![common.rope()?], blocks);
-    // Layers behind the last one predict further tokens, and are not run.
-    let further = fields.whole("num_nextn_predict_layers")?.unwrap_or(0).min(common.layers);
-    let foreign = (0..further).map(|layer| format!("model.layers.{}.", common.layers + layer)).collect();
-    Ok(DecoderConfig { names: TensorNames { foreign, ..TensorNames::default() }, ..model })
+    without_further_layers(&common, common.model(vec![common.rope()?], blocks))
 }

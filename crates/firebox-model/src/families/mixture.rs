@@ -2,7 +2,9 @@
 
 use super::common::Common;
 use crate::ModelError;
-use crate::config::{ExpertsConfig, GatedConfig, RoutingConfig, SharedExpertConfig};
+use crate::config::{
+    DecoderConfig, ExpertsConfig, GatedConfig, RoutingConfig, SharedExpertConfig, TensorNames,
+};
 use crate::fields::Fields;
 
 /// Upper bound on experts, above every published model.
@@ -56,16 +58,69 @@ impl Mixture {
     }
 }
 
-/// Returns the routing by sigmoids, with a correction that only chooses, and by groups where there are several.
-pub(super) fn corrected(fields: &Fields<'_>) -> Result<RoutingConfig, ModelError> {
+/// Returns the routing by sigmoids, with a correction that only chooses, and by groups where there are several. `groups`, of which the
+/// second number are chosen, and `scale` are those of configurations without them.
+pub(super) fn corrected(
+    fields: &Fields<'_>,
+    groups: [usize; 2],
+    scale: f64,
+) -> Result<RoutingConfig, ModelError> {
     Ok(RoutingConfig {
         sigmoid: true,
         correction: Some("gate.e_score_correction_bias".into()),
-        groups: fields.count("n_group")?.unwrap_or(1),
-        chosen_groups: fields.count("topk_group")?.unwrap_or(1),
-        scale: fields.number("routed_scaling_factor")?.unwrap_or(1.0) as f32,
+        groups: fields.count("n_group")?.unwrap_or(groups[0]),
+        chosen_groups: fields.count("topk_group")?.unwrap_or(groups[1]),
+        scale: fields.number("routed_scaling_factor")?.unwrap_or(scale) as f32,
         ..RoutingConfig::default()
     })
+}
+
+/// What absent fields of a [`corrected_mixture`] mean.
+pub(super) struct CorrectedDefaults {
+    pub experts: usize,
+    pub chosen: usize,
+    pub inner_size: usize,
+    pub groups: usize,
+    pub chosen_groups: usize,
+    pub scale: f64,
+}
+
+/// Returns the mixture of the glm and deepseek families: [`corrected`] routing, beside shared experts.
+pub(super) fn corrected_mixture(
+    common: &Common<'_>,
+    absent: CorrectedDefaults,
+) -> Result<ExpertsConfig, ModelError> {
+    let fields = &common.fields;
+    for (field, known) in [("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")] {
+        if let Some(other) = fields.text(field)?.filter(|name| *name != known) {
+            return Err(fields.error(field, format!("is {other:?}; {} is run with {known:?}", common.family)));
+        }
+    }
+    let inner_size = fields.count("moe_intermediate_size")?.unwrap_or(absent.inner_size);
+    let mixture = Mixture {
+        experts: fields.count("n_routed_experts")?.unwrap_or(absent.experts),
+        chosen: fields.count("num_experts_per_tok")?.unwrap_or(absent.chosen),
+        inner_size,
+        normalised: fields.flag("norm_topk_prob")?.unwrap_or(true),
+    };
+    let routing = corrected(fields, [absent.groups, absent.chosen_groups], absent.scale)?;
+    let shared = fields.whole("n_shared_experts")?.unwrap_or(1);
+    let shared = (shared > 0).then(|| SharedExpertConfig {
+        prefix: "shared_experts.".into(),
+        network: GatedConfig { inner_size: inner_size * shared, ..common.gated() },
+        gate: None,
+    });
+    Ok(ExpertsConfig { shared, ..mixture.config(common, routing)? })
+}
+
+/// Returns a model whose checkpoint has layers behind the last one, which predict further tokens and are not run.
+pub(super) fn without_further_layers(
+    common: &Common<'_>,
+    model: DecoderConfig,
+) -> Result<DecoderConfig, ModelError> {
+    let further = common.fields.whole("num_nextn_predict_layers")?.unwrap_or(0).min(common.layers);
+    let foreign = (0..further).map(|layer| format!("model.layers.{}.", common.layers + layer)).collect();
+    Ok(DecoderConfig { names: TensorNames { foreign, ..model.names }, ..model })
 }
 
 /// Returns the shared expert of the qwen families, which a sigmoid gate scales.

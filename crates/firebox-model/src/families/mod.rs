@@ -3,6 +3,7 @@
 mod bert;
 mod cohere2;
 mod common;
+mod deepseek_v3;
 mod dense;
 mod ernie4_5;
 mod exaone4;
@@ -44,8 +45,9 @@ use crate::fields::Fields;
 
 type ReadConfig = fn(&Fields<'_>) -> Result<DecoderConfig, ModelError>;
 
-const DECODERS: [(&str, ReadConfig); 36] = [
+const DECODERS: [(&str, ReadConfig); 38] = [
     ("cohere2", |fields| cohere2::COHERE2.read(fields)),
+    ("deepseek_v3", deepseek_v3::config),
     ("ernie4_5", |fields| ernie4_5::ERNIE4_5.read(fields)),
     ("exaone4", |fields| exaone4::EXAONE4.read(fields)),
     ("gemma3_text", gemma3_text::config),
@@ -53,6 +55,7 @@ const DECODERS: [(&str, ReadConfig); 36] = [
     ("gemma4_text", gemma4::config),
     ("glm4", |fields| glm4::GLM4.read(fields)),
     ("glm4_moe", glm4_moe::config),
+    ("glm4_moe_lite", deepseek_v3::lite_config),
     ("gpt2", |fields| gpt2::GPT2.read(fields)),
     ("gpt_oss", gpt_oss::config),
     ("granite", |fields| granite::GRANITE.read(fields)),

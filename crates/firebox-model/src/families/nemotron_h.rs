@@ -104,7 +104,7 @@ fn mixture(common: &Common<'_>, bias: bool) -> Result<ExpertsConfig, ModelError>
         inner_size: fields.count("moe_intermediate_size")?.unwrap_or(7688),
         normalised: fields.flag("norm_topk_prob")?.unwrap_or(true),
     };
-    let mixture = mixture.config(common, corrected(fields)?)?;
+    let mixture = mixture.config(common, corrected(fields, [1, 1], 1.0)?)?;
     let expert = GatedConfig { ungated: true, ..mixture.expert };
     let inner_size = fields.count("moe_shared_expert_intermediate_size")?.unwrap_or(7688);
     let shared = SharedExpertConfig {

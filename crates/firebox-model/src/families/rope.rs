@@ -24,6 +24,22 @@ pub(super) fn read(fields: &Fields<'_>, head: Head, default_theta: f64) -> Resul
     read_scheme(fields, scaling.as_ref(), head, default_theta)
 }
 
+/// Returns the factor of attention scores that the families of deepseek derive from a model's position scheme.
+pub(super) fn score_factor(fields: &Fields<'_>) -> Result<f64, ModelError> {
+    let scheme = match fields.object("rope_parameters")? {
+        Some(parameters) => Some(parameters),
+        None => fields.object("rope_scaling")?,
+    };
+    let Some(scheme) = scheme else { return Ok(1.0) };
+    let (weight, factor) = (scheme.number("mscale_all_dim")?.unwrap_or(0.0), scheme.positive("factor")?);
+    match (kind(&scheme)?, factor) {
+        ("default", _) => Ok(1.0),
+        _ if weight == 0.0 => Ok(1.0),
+        (_, Some(factor)) => Ok(magnitude(weight, factor).powi(2)),
+        (_, None) => Err(scheme.error("factor", "is missing beside mscale_all_dim")),
+    }
+}
+
 /// Reads one scheme. Fields that `scheme` lacks are taken from the model's own.
 pub(super) fn read_scheme(
     fields: &Fields<'_>,
@@ -167,12 +183,18 @@ fn yarn_attention_factor(scheme: &Fields<'_>, factor: f64) -> Result<f32, ModelE
     if let Some(attention_factor) = scheme.positive("attention_factor")? {
         return Ok(attention_factor as f32);
     }
-    let magnitude = |weight: f64| if factor <= 1.0 { 1.0 } else { 0.1 * weight * factor.ln() + 1.0 };
     let nonzero = |name: &str| scheme.number(name).map(|value| value.filter(|&value| value != 0.0));
     Ok(match (nonzero("mscale")?, nonzero("mscale_all_dim")?) {
-        (Some(numerator), Some(denominator)) => (magnitude(numerator) / magnitude(denominator)) as f32,
-        _ => magnitude(1.0) as f32,
+        (Some(numerator), Some(denominator)) => {
+            (magnitude(numerator, factor) / magnitude(denominator, factor)) as f32
+        }
+        _ => magnitude(1.0, factor) as f32,
     })
+}
+
+/// Returns what yarn multiplies by where positions are divided by a factor.
+fn magnitude(weight: f64, factor: f64) -> f64 {
+    if factor <= 1.0 { 1.0 } else { 0.1 * weight * factor.ln() + 1.0 }
 }
 
 fn pair_factors(scheme: &Fields<'_>, field: &str, width: usize) -> Result<Vec<f32>, ModelError> {

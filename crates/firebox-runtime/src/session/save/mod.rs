@@ -154,7 +154,7 @@ impl Session {
                 let stored = runs.iter().map(|run| match run {
                     LayerKv::Attention { keys, .. } if at == 0 => keys.clone(),
                     LayerKv::Attention { values, .. } => values.clone(),
-                    LayerKv::HiddenStates(states) => states.clone(),
+                    LayerKv::Latents(held) | LayerKv::HiddenStates(held) => held.clone(),
                 });
                 for mut bytes in gathered(stored.collect(), &outline, side.heads)? {
                     if !is_filled {

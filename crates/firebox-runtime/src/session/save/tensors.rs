@@ -12,7 +12,7 @@ use firebox_store::{Dtype, StoreError, TensorFile};
 use super::TOKENS;
 use crate::RuntimeError;
 
-/// One kind of numbers that a layer caches for every position: keys, values, or states at the split.
+/// One kind of numbers that a layer caches for every position: keys, values, latents, or states at the split.
 pub(super) struct Side {
     pub name: &'static str,
     pub kv_type: KvType,
@@ -25,6 +25,7 @@ pub(super) fn sides(layer: &LayerLayout, kv_type: KvType) -> Vec<Side> {
         LayerLayout::Attention { kv_heads: heads, head_dim: width } => {
             ["keys", "values"].map(|name| Side { name, kv_type, heads, width }).into()
         }
+        LayerLayout::Latents { width } => vec![Side { name: "latents", kv_type, heads: 1, width }],
         LayerLayout::HiddenStates { width } => {
             vec![Side { name: "states", kv_type: KvType::F32, heads: 1, width }]
         }
@@ -156,6 +157,9 @@ pub(super) fn mapped(
             [keys, values] => {
                 Some(LayerKv::Attention { keys: stored(index, keys)?, values: stored(index, values)? })
             }
+            [rows] if matches!(layer, LayerLayout::Latents { .. }) => {
+                Some(LayerKv::Latents(stored(index, rows)?))
+            }
             [states] => Some(LayerKv::HiddenStates(stored(index, states)?)),
             _ => None,
         })
@@ -179,7 +183,9 @@ pub(super) fn states(
                 convolution: state_tensor(file, &name("convolution"), convolution, &device)?,
             }))
         }
-        MixerMemory::KeysAndValues { .. } | MixerMemory::Shared { .. } => Ok(None),
+        MixerMemory::KeysAndValues { .. } | MixerMemory::Latents { .. } | MixerMemory::Shared { .. } => {
+            Ok(None)
+        }
     });
     // The states at the split come after the blocks.
     states.chain(decoder.split().map(|_| Ok(None))).collect()

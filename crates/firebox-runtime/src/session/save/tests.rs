@@ -10,7 +10,7 @@ use crate::residency::ResidencyOptions;
 use crate::session::operations::check_session_operations;
 use crate::{Account, device};
 
-const FIXTURES: [&str; 8] = [
+const FIXTURES: [&str; 9] = [
     "reference/llama",
     "variants/mistral-window7-headdim12",
     "reference/qwen3_5_text",
@@ -19,6 +19,7 @@ const FIXTURES: [&str; 8] = [
     "reference/granitemoehybrid",
     "variants/mamba2-groups2-kernel3-biases",
     "reference/gemma4_text",
+    "reference/deepseek_v3",
 ];
 
 pub(crate) fn model(fixture: &str) -> Model {
