@@ -10,7 +10,9 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use firebox::internals::eval::{Prefill, Verification, verify_against};
+use firebox::internals::eval::{Prefill, Verification, expected_input_ids, verify_against};
+use firebox::internals::model::EncoderInput;
+use firebox::internals::runtime::read_floats;
 use firebox::{Model, available_devices, device};
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 
@@ -74,7 +76,7 @@ fn check_all(folders: Vec<PathBuf>, at_least: usize) {
 
 #[test]
 fn reference_checkpoints() {
-    check_all(fixtures("reference"), 35);
+    check_all(fixtures("reference"), 36);
 }
 
 /// Stacks the experts of a checkpoint as some publishers store them.
@@ -124,7 +126,32 @@ fn experts_may_be_stored_as_one_tensor() {
 
 #[test]
 fn unusual_shapes_and_configurations() {
-    check_all(fixtures("variants"), 20);
+    check_all(fixtures("variants"), 21);
+}
+
+#[test]
+fn classifiers_score_as_the_reference() {
+    for (name, labels) in [("roberta-classifier", 3)] {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/variants").join(name);
+        let bytes = std::fs::read(folder.join("expected.safetensors")).unwrap();
+        let scores = SafeTensors::deserialize(&bytes).unwrap().tensor("scores").unwrap();
+        let floats = |data: &[u8]| -> Vec<f32> {
+            data.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
+        };
+        let expected = floats(scores.data());
+        let ids = expected_input_ids(&folder.join("expected.safetensors")).unwrap();
+        for device_name in available_devices() {
+            let model = Model::open(&folder, &device(device_name).unwrap()).unwrap();
+            let encoder = model.encoder().unwrap();
+            assert_eq!(encoder.labels(), Some(labels));
+            // Beside another text, which must not change the scores.
+            let inputs = [EncoderInput::new(&ids[..5]), EncoderInput::new(&ids)];
+            let found = read_floats(encoder.classify(&inputs).unwrap().unwrap()).unwrap();
+            for (found, expected) in found[labels..].iter().zip(&expected) {
+                assert!((found - expected).abs() < 1e-4, "{name} on {device_name}: {found}, not {expected}");
+            }
+        }
+    }
 }
 
 /// More checkpoints than the repository holds: every folder with an `expected.safetensors` below the one that

@@ -16,7 +16,7 @@ use crate::columns::table;
 use crate::compute::{CacheType, DeviceArgs};
 use crate::console::{Console, Style, grouped, human_bytes};
 use crate::fitting::PlanMode;
-use crate::layers::{LayerRun, activation, layer_runs, rope};
+use crate::layers::{LayerRun, layer_runs, rope};
 use crate::outcome::Outcome;
 use crate::plan::Wanted;
 use crate::{hub, plan};
@@ -241,10 +241,6 @@ impl Contents {
             for (index, rope) in shape.ropes.iter().enumerate() {
                 fact(&format!("rope {index}"), rope.clone());
             }
-            if let Some(encoder) = &shape.encoder {
-                fact("heads", encoder.heads.to_string());
-                fact("feed-forward", format!("{}, {}", activation(encoder.activation), encoder.inner_size));
-            }
         }
         fact("tokenizer", self.tokenizer.as_ref().map_or_else(|| "none".into(), TokenizerSummary::readable));
         fact(
@@ -282,10 +278,10 @@ impl Shape {
                 context: config.max_positions,
                 vocabulary: config.vocab_size,
                 hidden_size: config.hidden_size,
-                layers: config.layers,
+                layers: config.blocks.len(),
                 tied_embeddings: None,
-                ropes: Vec::new(),
-                layer_runs: Vec::new(),
+                ropes: config.ropes.iter().map(rope).collect(),
+                layer_runs: layer_runs(&config.blocks),
                 encoder: Some(config),
             },
         }
@@ -300,7 +296,7 @@ impl Shape {
             layers: config.blocks.len(),
             tied_embeddings: Some(config.tied_embeddings),
             ropes: config.ropes.iter().map(rope).collect(),
-            layer_runs: layer_runs(config),
+            layer_runs: layer_runs(&config.blocks),
             encoder: None,
         }
     }

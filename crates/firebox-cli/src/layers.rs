@@ -1,8 +1,7 @@
 //! The layers of a model, described: runs of equal ones together.
 
 use firebox_model::config::{
-    Activation, BlockConfig, DecoderConfig, FeedForwardConfig, MixerConfig, RopeConfig, RopeLayout,
-    RopeScaling,
+    Activation, BlockConfig, FeedForwardConfig, MixerConfig, RopeConfig, RopeLayout, RopeScaling,
 };
 use serde::Serialize;
 
@@ -37,9 +36,9 @@ pub struct Layer {
 }
 
 /// The layers of a decoder in runs.
-pub fn layer_runs(config: &DecoderConfig) -> Vec<LayerRun> {
+pub fn layer_runs(blocks: &[BlockConfig]) -> Vec<LayerRun> {
     let mut runs: Vec<LayerRun> = Vec::new();
-    for (index, block) in config.blocks.iter().enumerate() {
+    for (index, block) in blocks.iter().enumerate() {
         let layer = describe(block);
         match runs.last_mut() {
             Some(run) if run.layer == layer => run.last = index,

@@ -10,6 +10,7 @@ use firebox_kernels::linear::Weight;
 use firebox_kernels::transfers;
 
 use crate::ModelError;
+use crate::both_ways;
 use crate::config::{AttentionConfig, AttentionProjections, HeadNormPlace};
 use crate::linear::Linear;
 use crate::norm::{RmsNorm, without_weight};
@@ -122,6 +123,18 @@ impl Attention {
             Some(sinks) if !sequences.is_empty() => with_sinks(query, sequences, &sinks.val()),
             _ => batch_attention(query, sequences),
         };
+        self.gated_output(attended, gate)
+    }
+
+    /// Maps `[rows, hidden_size]` to `[rows, hidden_size]`, where every token of a text attends to those behind it as well. All
+    /// of each text has to be there. Returns `None` if the layer has no keys and values of its own.
+    pub(crate) fn forward_both_ways(&self, x: Tensor<2>, rows: &Rows) -> Option<Tensor<2>> {
+        let Projections { query, stored, gate } = self.project(x, rows);
+        let [key, value] = stored?;
+        Some(self.gated_output(both_ways::attend([query, key, value], rows, &self.config), gate))
+    }
+
+    fn gated_output(&self, attended: Tensor<2>, gate: Option<Tensor<2>>) -> Tensor<2> {
         let attended = match gate {
             Some(gate) => attended.mul(activation::sigmoid(gate)),
             None => attended,

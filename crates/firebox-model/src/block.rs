@@ -31,6 +31,8 @@ pub struct Block {
     pub(crate) layer_input: Option<LayerInput>,
     /// A number that the output is multiplied by.
     pub(crate) output_scale: Option<Param<Tensor<1>>>,
+    #[module(skip)]
+    norms_sums: bool,
 }
 
 impl Block {
@@ -58,6 +60,7 @@ impl Block {
                 Some(name) => Some(weights.vector(name, 1)?),
                 None => None,
             },
+            norms_sums: config.norms_sums,
         })
     }
 
@@ -121,6 +124,19 @@ impl Block {
             Some(scale) => hidden.mul(scale.val().unsqueeze()),
             None => hidden,
         })
+    }
+
+    /// Takes `[rows, hidden_size]` of whole texts through this layer, where every token sees those behind it as well.
+    pub(crate) fn forward_both_ways(&self, hidden: Tensor<2>, rows: &Rows) -> Result<Tensor<2>, ModelError> {
+        let mixed = self.mixer.mix_both_ways(normed(&self.mixer_norm, hidden.clone()), rows)?;
+        let hidden = self.joined(hidden, mixed, &self.mixer_output_norm);
+        let fed = self.feed_forward.forward(normed(&self.feed_forward_norm, hidden.clone()))?;
+        Ok(self.joined(hidden, fed, &self.feed_forward_output_norm))
+    }
+
+    /// Adds to the residual, with a norm of what is added or of the sum.
+    fn joined(&self, residual: Tensor<2>, added: Tensor<2>, norm: &Option<Norm>) -> Tensor<2> {
+        if self.norms_sums { normed(norm, residual.add(added)) } else { residual.add(normed(norm, added)) }
     }
 
     /// What the feed-forward adds to the residual.

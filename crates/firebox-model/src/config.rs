@@ -103,6 +103,9 @@ pub struct BlockConfig {
     /// Whether the feed-forward does not wait for the mixer: it reads the block's input, through its own norm or else
     /// through the mixer's, and both outputs are added at once.
     pub parallel: bool,
+    /// Whether the norms of outputs apply to their sums with the residual, as in the layers of older encoders. Layers of
+    /// decoders cannot.
+    pub norms_sums: bool,
     /// What the block adds to the residual from its [own input](LayerInputsConfig), behind the feed-forward.
     pub layer_input: Option<LayerInputConfig>,
     /// Name of a number that the block's output is multiplied by.

@@ -436,8 +436,8 @@ impl Decoder {
 pub(crate) fn decoder_config(config: &serde_json::Value) -> Result<DecoderConfig, ModelError> {
     match Architecture::from_json(config)? {
         Architecture::Decoder(config) => Ok(config),
-        Architecture::Encoder(_) => Err(ModelError::Kind {
-            model_type: "bert".into(),
+        Architecture::Encoder(config) => Err(ModelError::Kind {
+            model_type: config.family.into(),
             found: "an encoder",
             wanted: "a decoder",
             remedy: "it embeds text but cannot continue it",

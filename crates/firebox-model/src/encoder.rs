@@ -3,17 +3,20 @@
 use std::cell::RefCell;
 
 use burn::module::{Module, Param};
-use burn::tensor::{Device, Int, Tensor, TensorData, activation};
+use burn::tensor::{Device, Int, Tensor, TensorData};
 use firebox_store::Checkpoint;
 
 use crate::ModelError;
-use crate::encoder_config::EncoderConfig;
+use crate::block::Block;
+use crate::config::{Activation, NormConfig};
+use crate::encoder_config::{ClassifierConfig, EncoderConfig};
 use crate::families::Architecture;
 use crate::linear::Linear;
 use crate::matrix::Matrix;
-use crate::norm::LayerNorm;
+use crate::norm::Norm;
 use crate::pooling::{Pooling, of_length_one};
-use crate::weights::Weights;
+use crate::rows::{Rows, Span};
+use crate::weights::{Weights, param};
 
 /// Input of an encoder: a text, or a pair of texts that are read together.
 #[derive(Debug, Clone, Copy)]
@@ -35,10 +38,11 @@ impl<'a> EncoderInput<'a> {
 #[derive(Module, Debug)]
 pub struct Encoder {
     words: Matrix,
-    positions: Param<Tensor<2>>,
-    token_types: Param<Tensor<2>>,
-    norm: LayerNorm,
-    layers: Vec<EncoderLayer>,
+    positions: Option<Param<Tensor<2>>>,
+    token_types: Option<Param<Tensor<2>>>,
+    norm: Option<Norm>,
+    blocks: Vec<Block>,
+    final_norm: Option<Norm>,
     classifier: Option<Classifier>,
     #[module(skip)]
     config: EncoderConfig,
@@ -49,22 +53,15 @@ pub struct Encoder {
 /// Classifies a text or a pair.
 #[derive(Module, Debug)]
 struct Classifier {
-    pooler: Linear,
+    dense: Linear,
+    norm: Option<Norm>,
     scores: Linear,
     #[module(skip)]
+    activation: Activation,
+    #[module(skip)]
+    pooling: Pooling,
+    #[module(skip)]
     labels: usize,
-}
-
-#[derive(Module, Debug)]
-struct EncoderLayer {
-    query: Linear,
-    key: Linear,
-    value: Linear,
-    attention_output: Linear,
-    attention_norm: LayerNorm,
-    inner: Linear,
-    outer: Linear,
-    output_norm: LayerNorm,
 }
 
 impl Encoder {
@@ -83,42 +80,50 @@ impl Encoder {
         };
         let taken = RefCell::default();
         let root = Weights::new(checkpoint, device, &taken);
-        // Checkpoints of larger models have the encoder under a prefix.
-        let prefix = if root.has("bert.embeddings.word_embeddings.weight") { "bert." } else { "" };
+        let EncoderConfig { vocab_size, hidden_size, .. } = config;
+        let names = &config.names;
+        let word_table = format!("{}.weight", names.embedding);
+        // Checkpoints with a task's head have the encoder under a prefix.
+        let prefix = [names.prefix.as_str(), "bert."]
+            .into_iter()
+            .find(|prefix| root.has(&format!("{prefix}{word_table}")))
+            .unwrap_or_default();
         let weights = root.within(prefix);
-        let width = config.hidden_size;
-        let embeddings = weights.within("embeddings.");
-        let layers = (0..config.layers)
-            .map(|layer| EncoderLayer::load(&config, &weights.within(&format!("encoder.layer.{layer}."))))
-            .collect::<Result<_, _>>()?;
-        let table =
-            |name, rows| Ok::<_, ModelError>(crate::weights::param(embeddings.plain(name, [rows, width])?));
-        let classifies = checkpoint.config()["architectures"]
-            .as_array()
-            .is_some_and(|names| names.iter().any(|name| name == "BertForSequenceClassification"));
-        let classifier = match root.rows_of("classifier.weight").filter(|_| classifies) {
-            Some(labels) => Some(Classifier {
-                pooler: Linear::load(&weights, "pooler.dense", width, width, true)?,
-                scores: Linear::load(&root, "classifier", width, labels, true)?,
-                labels,
-            }),
-            None => None,
+        let norm =
+            |norm: &Option<NormConfig>| norm.as_ref().map(|norm| Norm::load(norm, &weights)).transpose();
+        let table = |name: &str, rows| {
+            let name = format!("embeddings.{name}_embeddings.weight");
+            Ok::<_, ModelError>(param(weights.plain(&name, [rows, hidden_size])?))
         };
+        let positions = config.first_position.map(|first| table("position", first + config.max_positions));
+        let token_types = (config.token_types > 0).then(|| table("token_type", config.token_types));
+        let block = |(index, block)| {
+            let weights = weights.within(&format!("{}.{index}.", names.layers));
+            Block::load(block, &weights.laid_out(names.renamed, names.transposed), None)
+        };
+        let classifier = config.classifier.as_ref();
+        let classifier = classifier
+            .filter(|classifier| root.has(&format!("{}.weight", classifier.scores)))
+            .map(|classifier| Classifier::load(classifier, hidden_size, &root, &weights))
+            .transpose()?;
         let encoder = Self {
+            words: weights.matrix(&word_table, vocab_size, hidden_size)?,
+            positions: positions.transpose()?,
+            token_types: token_types.transpose()?,
+            norm: norm(&config.embedding_norm)?,
+            blocks: config.blocks.iter().enumerate().map(block).collect::<Result<_, _>>()?,
+            final_norm: norm(&config.final_norm)?,
             classifier,
-            words: embeddings.matrix("word_embeddings.weight", config.vocab_size, width)?,
-            positions: table("position_embeddings.weight", config.max_positions)?,
-            token_types: table("token_type_embeddings.weight", config.token_types)?,
-            norm: LayerNorm::load(&embeddings, "LayerNorm", width, config.epsilon, true)?,
-            layers,
             device: device.clone(),
-            config,
+            config: config.clone(),
         };
         // Poolers, other task heads, and an index buffer of older libraries.
         let foreign = |name: &str| {
             let name = name.strip_prefix(prefix).unwrap_or(name);
-            ["pooler.", "cls.", "classifier."].iter().any(|head| name.starts_with(head))
+            let heads = ["pooler.", "cls.", "classifier.", "lm_head.", "head.", "decoder."];
+            heads.iter().any(|head| name.starts_with(head))
                 || name == "embeddings.position_ids"
+                || name.ends_with(".rotary_emb.inv_freq")
         };
         root.all_taken(foreign)?;
         Ok(encoder)
@@ -137,6 +142,7 @@ impl Encoder {
     /// [`forward`](Self::forward) for several independent inputs, one after the other.
     pub fn forward_together(&self, inputs: &[EncoderInput<'_>]) -> Result<Tensor<2>, ModelError> {
         let EncoderConfig { vocab_size, max_positions, token_types, .. } = self.config;
+        let first_position = self.config.first_position.unwrap_or(0);
         let (mut words, mut positions, mut types) = (Vec::new(), Vec::new(), Vec::new());
         for EncoderInput { tokens, second } in inputs {
             if tokens.is_empty() {
@@ -150,7 +156,7 @@ impl Encoder {
                     Ok(index) if (token as usize) < vocab_size => words.push(index),
                     _ => return Err(ModelError::Token { token, vocab_size }),
                 }
-                positions.push(position as i32);
+                positions.push((first_position + position) as i32);
                 types.push(i32::from(position >= *second && token_types > 1));
             }
         }
@@ -159,17 +165,30 @@ impl Encoder {
         }
         let count = words.len();
         let indices = |of| Tensor::<1, Int>::from_data(TensorData::new(of, [count]), &self.device);
-        let embedded = self
-            .words
-            .gather(indices(words))
-            .add(self.positions.val().select(0, indices(positions)))
-            .add(self.token_types.val().select(0, indices(types)));
-        let lengths: Vec<usize> = inputs.iter().map(|input| input.tokens.len()).collect();
-        let mut hidden = self.norm.forward(embedded);
-        for layer in &self.layers {
-            hidden = layer.forward(hidden, &lengths, &self.config);
+        let mut hidden = self.words.gather(indices(words));
+        if let Some(scale) = self.config.embedding_scale {
+            hidden = hidden.mul_scalar(scale);
         }
-        Ok(hidden)
+        for (table, rows) in [(&self.positions, positions), (&self.token_types, types)] {
+            if let Some(table) = table {
+                hidden = hidden.add(table.val().select(0, indices(rows)));
+            }
+        }
+        if let Some(norm) = &self.norm {
+            hidden = norm.forward(hidden);
+        }
+        let span = |input: &EncoderInput<'_>| {
+            let length = input.tokens.len();
+            Span { rows: length, position: 0, length }
+        };
+        let rows = Rows::new(&self.config.ropes, inputs.iter().map(span), &self.device);
+        for block in &self.blocks {
+            hidden = block.forward_both_ways(hidden, &rows)?;
+        }
+        Ok(match &self.final_norm {
+            Some(norm) => norm.forward(hidden),
+            None => hidden,
+        })
     }
 
     /// Returns the mean of the hidden states, normalised to length one: `[hidden_size]`.
@@ -187,54 +206,42 @@ impl Encoder {
         let Some(classifier) = &self.classifier else { return Ok(None) };
         let hidden = self.forward_together(inputs)?;
         let mut row = 0;
-        let firsts: Vec<i32> = inputs
-            .iter()
-            .map(|input| {
-                row += input.tokens.len() as i32;
-                row - input.tokens.len() as i32
-            })
-            .collect();
-        let firsts = Tensor::<1, Int>::from_data(TensorData::new(firsts, [inputs.len()]), &self.device);
-        let pooled = classifier.pooler.forward(hidden.select(0, firsts)).tanh();
-        Ok(Some(classifier.scores.forward(pooled)))
+        let pooled = inputs.iter().map(|input| {
+            let states = hidden.clone().narrow(0, row, input.tokens.len());
+            row += input.tokens.len();
+            classifier.pooling.pool(states).unsqueeze::<2>()
+        });
+        Ok(Some(classifier.forward(Tensor::cat(pooled.collect(), 0))))
     }
 }
 
-impl EncoderLayer {
-    fn load(config: &EncoderConfig, weights: &Weights<'_>) -> Result<Self, ModelError> {
-        let EncoderConfig { hidden_size, inner_size, .. } = *config;
-        let norm = |name| LayerNorm::load(weights, name, hidden_size, config.epsilon, true);
-        let square = |name| Linear::load(weights, name, hidden_size, hidden_size, true);
+impl Classifier {
+    /// Builds the module from tensors of a checkpoint, or those of the encoder within it.
+    fn load(
+        config: &ClassifierConfig,
+        width: usize,
+        root: &Weights<'_>,
+        encoder: &Weights<'_>,
+    ) -> Result<Self, ModelError> {
+        let outside = root.has(&format!("{}.weight", config.dense));
+        let weights = if outside { root } else { encoder };
+        let labels = root.rows_of(&format!("{}.weight", config.scores)).unwrap_or_default();
         Ok(Self {
-            query: square("attention.self.query")?,
-            key: square("attention.self.key")?,
-            value: square("attention.self.value")?,
-            attention_output: square("attention.output.dense")?,
-            attention_norm: norm("attention.output.LayerNorm")?,
-            inner: Linear::load(weights, "intermediate.dense", hidden_size, inner_size, true)?,
-            outer: Linear::load(weights, "output.dense", inner_size, hidden_size, true)?,
-            output_norm: norm("output.LayerNorm")?,
+            dense: Linear::load(weights, config.dense, width, width, config.bias)?,
+            norm: config.norm.as_ref().map(|norm| Norm::load(norm, weights)).transpose()?,
+            scores: Linear::load(root, config.scores, width, labels, true)?,
+            activation: config.activation,
+            pooling: config.pooling,
+            labels,
         })
     }
 
-    fn forward(&self, hidden: Tensor<2>, lengths: &[usize], config: &EncoderConfig) -> Tensor<2> {
-        let [count, width] = hidden.dims();
-        let head_dim = width / config.heads;
-        let heads = |linear: &Linear| {
-            linear.forward(hidden.clone()).reshape([count, config.heads, head_dim]).swap_dims(0, 1)
-        };
-        let (query, key, value) = (heads(&self.query), heads(&self.key), heads(&self.value));
-        let mut row = 0;
-        let attended = lengths.iter().map(|&length| {
-            let [query, key, value] =
-                [&query, &key, &value].map(|all: &Tensor<3>| all.clone().narrow(1, row, length));
-            row += length;
-            let scores = query.matmul(key.transpose()).mul_scalar((head_dim as f32).powf(-0.5));
-            activation::softmax(scores, 2).matmul(value).swap_dims(0, 1).reshape([length, width])
-        });
-        let attended = Tensor::cat(attended.collect(), 0);
-        let hidden = self.attention_norm.forward(self.attention_output.forward(attended).add(hidden));
-        let inner = config.activation.forward(self.inner.forward(hidden.clone()));
-        self.output_norm.forward(self.outer.forward(inner).add(hidden))
+    /// From `[texts, hidden_size]` to `[texts, labels]`.
+    fn forward(&self, pooled: Tensor<2>) -> Tensor<2> {
+        let x = self.activation.forward(self.dense.forward(pooled));
+        self.scores.forward(match &self.norm {
+            Some(norm) => norm.forward(x),
+            None => x,
+        })
     }
 }

@@ -206,6 +206,18 @@ impl Mixer {
         }
     }
 
+    /// Maps `[rows, hidden_size]` of whole texts to the same shape, where every token sees those behind it as well.
+    pub(crate) fn mix_both_ways(&self, x: Tensor<2>, rows: &Rows) -> Result<Tensor<2>, ModelError> {
+        let attended = match self {
+            Self::Attention(attention) => attention.forward_both_ways(x, rows),
+            _ => None,
+        };
+        attended.ok_or_else(|| ModelError::Component {
+            id: "the mixer of an encoder".into(),
+            source: "it sees only what came before; an encoder needs attention with keys of its own".into(),
+        })
+    }
+
     /// Maps `[rows, hidden_size]` to `[rows, hidden_size]` as part of another mixer, which must cache what
     /// this one does.
     pub fn forward(&self, x: Tensor<2>, sequences: Sequences<'_>) -> Result<Tensor<2>, ModelError> {

@@ -135,7 +135,7 @@ impl Pass {
                 remedy: "let a sequence that is classified pass alone",
             });
         }
-        let mut rows = Rows::new(model.config(), inputs.iter().map(Input::span), model.device());
+        let mut rows = Rows::new(&model.config().ropes, inputs.iter().map(Input::span), model.device());
         if model.config().layer_inputs.is_some() {
             let tokens: Vec<u32> = inputs.iter().flat_map(|input| input.tokens).copied().collect();
             let embedded = (next_layer == 0).then(|| hidden.clone());

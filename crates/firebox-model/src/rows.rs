@@ -6,7 +6,7 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 use firebox_kernels::step::{StepCounter, StepInput};
 use firebox_kernels::transfers;
 
-use crate::config::DecoderConfig;
+use crate::config::{DecoderConfig, RopeConfig};
 use crate::rope::RopeTable;
 
 /// What layers need to know about the rows of a hidden state, worked out once for all of them.
@@ -44,10 +44,10 @@ pub(crate) struct Span {
 
 impl Rows {
     /// Lays out the rows of some sequences one after the other.
-    pub fn new(config: &DecoderConfig, spans: impl Iterator<Item = Span>, device: &Device) -> Self {
+    pub fn new(ropes: &[RopeConfig], spans: impl Iterator<Item = Span>, device: &Device) -> Self {
         let groups = Group::in_order(spans);
         let spans = Group::positions(&groups);
-        let ropes = config.ropes.iter().map(|rope| RopeTable::new(rope, &spans, device)).collect();
+        let ropes = ropes.iter().map(|rope| RopeTable::new(rope, &spans, device)).collect();
         Self { groups, ropes, steps: None, layer_inputs: None }
     }
 
@@ -81,7 +81,7 @@ impl Rows {
             groups.flat_map(|group| group.rows.start as u32..group.rows.end as u32).collect();
         let layer_inputs =
             self.layer_inputs.as_ref().map(|inputs| inputs.clone().select(0, indices(&rows, device)));
-        Self { layer_inputs, ..Self::new(config, spans, device) }
+        Self { layer_inputs, ..Self::new(&config.ropes, spans, device) }
     }
 
     pub fn rope(&self, index: usize) -> &RopeTable {

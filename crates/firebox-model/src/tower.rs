@@ -295,7 +295,7 @@ impl Tower {
             return Err(ModelError::NoTokens);
         }
         let spans = lengths.iter().map(|&length| Span { rows: length, position: 0, length });
-        let mut rows = Rows::new(config, spans, device);
+        let mut rows = Rows::new(&config.ropes, spans, device);
         rows.layer_inputs = layer_inputs;
         let mut at_exit = None;
         // What later layers read of earlier ones.

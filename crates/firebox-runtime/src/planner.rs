@@ -2,10 +2,10 @@
 
 use firebox_cache::{KvType, Layout};
 use firebox_model::config::{
-    AttentionConfig, DecoderConfig, DeltaNetConfig, FeedForwardConfig, LatentAttentionConfig, MambaConfig,
-    MixerConfig,
+    AttentionConfig, BlockConfig, DecoderConfig, DeltaNetConfig, FeedForwardConfig, LatentAttentionConfig,
+    MambaConfig, MixerConfig,
 };
-use firebox_model::{EncoderConfig, Partition};
+use firebox_model::{EncoderConfig, Partition, QUERIES_AT_ONCE};
 use firebox_store::Checkpoint;
 
 pub use firebox_memory::planner::{
@@ -63,10 +63,18 @@ fn experts_read(config: &DecoderConfig, partition: &Partition, part: usize) -> u
     experts * mixture.chosen as u64 / mixture.experts.max(1) as u64
 }
 
-/// Returns the bytes of activations per row. The widest layer decides, because a layer's results are freed before the
-/// next one runs.
+/// Returns the bytes of activations per row.
 fn activation_bytes_per_row(config: &DecoderConfig) -> u64 {
-    let numbers = config.blocks.iter().map(|block| {
+    // Inputs of all layers stay for the whole pass.
+    let inputs = config.layer_inputs.as_ref().map_or(0, |inputs| inputs.width * config.blocks.len());
+    let numbers = numbers_per_row(&config.blocks, config.hidden_size) + inputs;
+    (ALLOCATED * numbers * size_of::<f32>()) as u64
+}
+
+/// Returns how many numbers a row needs. The widest layer decides, because a layer's results are freed before the next one
+/// runs.
+fn numbers_per_row(blocks: &[BlockConfig], hidden_size: usize) -> usize {
+    let numbers = blocks.iter().map(|block| {
         let mixer = match &block.mixer {
             MixerConfig::Attention(attention) => attention_numbers(attention),
             MixerConfig::LatentAttention(attention) => latent_attention_numbers(attention),
@@ -89,10 +97,7 @@ fn activation_bytes_per_row(config: &DecoderConfig) -> u64 {
         };
         mixer.max(feed_forward)
     });
-    // Inputs of all layers stay for the whole pass.
-    let inputs = config.layer_inputs.as_ref().map_or(0, |inputs| inputs.width * config.blocks.len());
-    let widest = numbers.max().unwrap_or(0) + HIDDEN_COPIES * config.hidden_size + inputs;
-    (ALLOCATED * widest * size_of::<f32>()) as u64
+    numbers.max().unwrap_or(0) + HIDDEN_COPIES * hidden_size
 }
 
 /// Returns the bytes of activations when an encoder processes texts of these lengths in one pass.
@@ -100,12 +105,10 @@ pub(crate) fn encoder_activation_bytes(
     config: &EncoderConfig,
     lengths: impl Iterator<Item = usize> + Clone,
 ) -> u64 {
-    let EncoderConfig { hidden_size, inner_size, heads, .. } = *config;
-    // Either queries, keys, values and the attention output, or the input and the output of the activation.
-    let widest = (4 * hidden_size).max(2 * inner_size) + HIDDEN_COPIES * hidden_size;
+    let widest = numbers_per_row(&config.blocks, config.hidden_size);
     let (rows, longest) = (lengths.clone().sum::<usize>(), lengths.max().unwrap_or(0));
-    // Texts attend one after the other: scores and attention weights.
-    let attended = 2 * heads * longest * longest;
+    // Texts attend one after the other, in pieces: scores and attention weights.
+    let attended = 2 * config.heads() * longest.min(QUERIES_AT_ONCE) * longest;
     (ALLOCATED * (rows * widest + attended) * size_of::<f32>()) as u64
 }
 

@@ -47,10 +47,10 @@ impl SegmentId {
                     }
                 }
                 "embed_tokens_per_layer" => return Self::Rows,
-                "embed_tokens" | "embeddings" | "wte" | "wpe" => seen_embedding = true,
+                "embed_tokens" | "embeddings" | "emb_ln" | "wte" | "wpe" => seen_embedding = true,
                 "per_layer_model_projection" | "per_layer_projection_norm" => seen_embedding = true,
-                "lm_head" | "norm" | "norm_f" | "ln_f" | "pooler" | "cls" | "classifier" | "score"
-                | "bridge" => seen_final = true,
+                "lm_head" | "norm" | "norm_f" | "final_norm" | "ln_f" | "pooler" | "cls" | "head"
+                | "classifier" | "score" | "bridge" => seen_final = true,
                 _ => {}
             }
         }
@@ -138,6 +138,8 @@ mod tests {
             ("encoder.layer.2.output.dense.bias", SegmentId::Layer(2)),
             ("embeddings.LayerNorm.weight", SegmentId::Embed),
             ("bert.embeddings.position_embeddings.weight", SegmentId::Embed),
+            ("emb_ln.bias", SegmentId::Embed),
+            ("final_norm.weight", SegmentId::Final),
             ("pooler.dense.weight", SegmentId::Final),
             ("model.norm.weight", SegmentId::Final),
             ("backbone.norm_f.weight", SegmentId::Final),

@@ -7,6 +7,7 @@ use crate::config::{
     GatedConfig, HeadNormPlace, MixerConfig, NormConfig, NormKind, PlainConfig, RopeConfig, RopeLayout,
     TensorNames,
 };
+use crate::encoder_config::EncoderConfig;
 use crate::fields::{Fields, shown};
 
 /// Upper bound on layers, above every published model; larger counts are rejected.
@@ -253,6 +254,7 @@ impl<'a> Common<'a> {
             parallel: false,
             layer_input: None,
             output_scale: None,
+            norms_sums: false,
         }
     }
 
@@ -273,6 +275,39 @@ impl<'a> Common<'a> {
             layer_inputs: None,
             names: TensorNames::default(),
         }
+    }
+
+    /// Returns what stands where a block has no norm.
+    pub fn no_norm(&self) -> NormConfig {
+        NormConfig { kind: NormKind::Absent, ..self.norm("", self.hidden_size) }
+    }
+
+    /// Returns an encoder without tables of positions and token types, and without norms around its layers.
+    pub fn encoder(&self, ropes: Vec<RopeConfig>, blocks: Vec<BlockConfig>) -> EncoderConfig {
+        EncoderConfig {
+            family: self.family,
+            vocab_size: self.vocab_size,
+            hidden_size: self.hidden_size,
+            max_positions: self.max_positions,
+            embedding_scale: None,
+            first_position: None,
+            token_types: 0,
+            embedding_norm: None,
+            ropes,
+            blocks,
+            final_norm: None,
+            classifier: None,
+            names: TensorNames::default(),
+        }
+    }
+
+    /// Returns whether the checkpoint was saved as a classifier of texts.
+    pub fn classifies(&self) -> Result<bool, ModelError> {
+        let classes = self.fields.list("architectures")?.unwrap_or_default();
+        Ok(classes
+            .iter()
+            .filter_map(|class| class.as_str())
+            .any(|class| class.ends_with("ForSequenceClassification")))
     }
 
     /// Returns the kind of every layer: from `layer_types`, or by the family's rule.

@@ -5,7 +5,7 @@ use super::rope;
 use crate::ModelError;
 use crate::config::{
     AttentionConfig, AttentionProjections, BlockConfig, DecoderConfig, FeedForwardConfig, GatedConfig,
-    HeadNormPlace, NormConfig, NormKind, PlainConfig, RopeConfig, TensorNames,
+    HeadNormPlace, PlainConfig, RopeConfig, TensorNames,
 };
 use crate::fields::Fields;
 
@@ -225,11 +225,10 @@ impl Dense {
         };
         let norm = |name: &str| common.norm(name, common.hidden_size);
         let present = |name: &str| (!name.is_empty()).then(|| norm(name));
-        let absent = || NormConfig { kind: NormKind::Absent, ..norm("") };
         Ok(BlockConfig {
-            mixer_norm: present(self.norms.mixer).unwrap_or_else(absent),
+            mixer_norm: present(self.norms.mixer).unwrap_or_else(|| common.no_norm()),
             mixer_output_norm: present(self.norms.mixer_output),
-            feed_forward_norm: present(self.norms.feed_forward).unwrap_or_else(absent),
+            feed_forward_norm: present(self.norms.feed_forward).unwrap_or_else(|| common.no_norm()),
             feed_forward_output_norm: present(self.norms.feed_forward_output),
             parallel: self.parallel,
             ..common.block(attention, feed_forward)

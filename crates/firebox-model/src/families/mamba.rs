@@ -100,6 +100,7 @@ pub(super) fn mixer_block(common: &Common<'_>, norm: &str, mixer: MixerConfig) -
         feed_forward_output_norm: None,
         residual_scale: None,
         parallel: false,
+        norms_sums: false,
         layer_input: None,
         output_scale: None,
     }

@@ -86,7 +86,13 @@ const DECODERS: [(&str, ReadConfig); 38] = [
     ("starcoder2", |fields| starcoder2::STARCODER2.read(fields)),
 ];
 
-const ENCODERS: [&str; 1] = ["bert"];
+type ReadEncoder = fn(&Fields<'_>) -> Result<EncoderConfig, ModelError>;
+
+const ENCODERS: [(&str, ReadEncoder); 3] = [
+    ("bert", bert::config),
+    ("roberta", bert::roberta),
+    ("xlm-roberta", bert::xlm_roberta),
+];
 
 /// A model's configuration.
 #[derive(Debug, Clone, PartialEq)]
@@ -106,8 +112,8 @@ impl Architecture {
         if let Some((_, read)) = DECODERS.iter().find(|(name, _)| *name == model_type) {
             return Ok(Self::Decoder(read(&fields)?));
         }
-        if ENCODERS.contains(&model_type) {
-            return Ok(Self::Encoder(bert::config(&fields)?));
+        if let Some((_, read)) = ENCODERS.iter().find(|(name, _)| *name == model_type) {
+            return Ok(Self::Encoder(read(&fields)?));
         }
         Err(ModelError::UnknownFamily { model_type: model_type.into(), supported: supported_families() })
     }
@@ -115,7 +121,8 @@ impl Architecture {
 
 /// Returns every supported `model_type`.
 pub fn supported_families() -> Vec<&'static str> {
-    let mut names: Vec<_> = DECODERS.iter().map(|(name, _)| *name).chain(ENCODERS).collect();
+    let encoders = ENCODERS.iter().map(|(name, _)| *name);
+    let mut names: Vec<_> = DECODERS.iter().map(|(name, _)| *name).chain(encoders).collect();
     names.sort_unstable();
     names
 }

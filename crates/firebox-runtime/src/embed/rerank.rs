@@ -49,13 +49,17 @@ impl Model {
         let tokenizer = self.tokenizer()?;
         let query = Framed::new(tokenizer, query)?;
         let longest = encoder.config().max_positions;
+        let between = match &encoder.config().classifier {
+            Some(classifier) if classifier.repeats_separator => query.closing.repeat(2),
+            _ => query.closing.clone(),
+        };
         let pair = |document: &T| {
             let document = Framed::new(tokenizer, document.as_ref())?;
-            let around = query.special() + document.closing.len();
+            let around = query.opening.len() + between.len() + document.closing.len();
             // The query comes first. Each is cut to what fits.
             let asked = query.words.len().min(longest.saturating_sub(around + 1));
             let told = document.words.len().min(longest.saturating_sub(around + asked));
-            let mut tokens = [&query.opening[..], &query.words[..asked], &query.closing].concat();
+            let mut tokens = [&query.opening[..], &query.words[..asked], &between].concat();
             let second = tokens.len();
             tokens.extend_from_slice(&document.words[..told]);
             tokens.extend_from_slice(&document.closing);
