@@ -76,7 +76,7 @@ fn check_all(folders: Vec<PathBuf>, at_least: usize) {
 
 #[test]
 fn reference_checkpoints() {
-    check_all(fixtures("reference"), 36);
+    check_all(fixtures("reference"), 37);
 }
 
 /// Stacks the experts of a checkpoint as some publishers store them.
@@ -126,7 +126,7 @@ fn experts_may_be_stored_as_one_tensor() {
 
 #[test]
 fn unusual_shapes_and_configurations() {
-    check_all(fixtures("variants"), 21);
+    check_all(fixtures("variants"), 22);
 }
 
 #[test]

@@ -24,6 +24,7 @@ mod ministral3;
 mod mistral;
 mod mixture;
 mod nemotron_h;
+mod nomic_bert;
 mod olmo2;
 mod phi3;
 mod qwen2;
@@ -88,8 +89,9 @@ const DECODERS: [(&str, ReadConfig); 38] = [
 
 type ReadEncoder = fn(&Fields<'_>) -> Result<EncoderConfig, ModelError>;
 
-const ENCODERS: [(&str, ReadEncoder); 3] = [
+const ENCODERS: [(&str, ReadEncoder); 4] = [
     ("bert", bert::config),
+    ("nomic_bert", nomic_bert::config),
     ("roberta", bert::roberta),
     ("xlm-roberta", bert::xlm_roberta),
 ];
