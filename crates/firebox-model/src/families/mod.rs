@@ -23,6 +23,7 @@ mod mamba2;
 mod ministral3;
 mod mistral;
 mod mixture;
+mod modernbert;
 mod nemotron_h;
 mod nomic_bert;
 mod olmo2;
@@ -89,8 +90,9 @@ const DECODERS: [(&str, ReadConfig); 38] = [
 
 type ReadEncoder = fn(&Fields<'_>) -> Result<EncoderConfig, ModelError>;
 
-const ENCODERS: [(&str, ReadEncoder); 4] = [
+const ENCODERS: [(&str, ReadEncoder); 5] = [
     ("bert", bert::config),
+    ("modernbert", modernbert::config),
     ("nomic_bert", nomic_bert::config),
     ("roberta", bert::roberta),
     ("xlm-roberta", bert::xlm_roberta),
