@@ -112,3 +112,30 @@ fn errors_name_what_is_wrong() {
         }
     }
 }
+
+#[test]
+fn encoders_that_compute_otherwise_are_refused_by_name() {
+    let scratch = tempfile::tempdir().unwrap();
+    for (family, field, value) in [
+        ("nomic_bert", "prenorm", json!(true)),
+        ("nomic_bert", "causal", json!(true)),
+        ("nomic_bert", "moe_every_n_layers", json!(2)),
+        ("nomic_bert", "rotary_emb_fraction", json!(0.5)),
+        ("nomic_bert", "rotary_scaling_factor", json!(2.0)),
+        ("nomic_bert", "activation_function", json!("gelu")),
+        ("nomic_bert", "mlp_fc2_bias", json!(true)),
+        ("modernbert", "hidden_activation", json!("magic")),
+        ("xlm-roberta", "position_embedding_type", json!("relative_key")),
+        ("xlm-roberta", "is_decoder", json!(true)),
+        ("xlm-roberta", "max_position_embeddings", json!(2)),
+    ] {
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/reference").join(family);
+        let bytes = std::fs::read(source.join("config.json")).unwrap();
+        let mut config: Value = serde_json::from_slice(&bytes).unwrap();
+        config[field] = value;
+        std::fs::copy(source.join("model.safetensors"), scratch.path().join("model.safetensors")).unwrap();
+        std::fs::write(scratch.path().join("config.json"), config.to_string()).unwrap();
+        let message = run(scratch.path()).unwrap_err();
+        assert!(message.contains(field), "{family}, {field}: {message}");
+    }
+}

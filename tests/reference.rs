@@ -76,7 +76,7 @@ fn check_all(folders: Vec<PathBuf>, at_least: usize) {
 
 #[test]
 fn reference_checkpoints() {
-    check_all(fixtures("reference"), 38);
+    check_all(fixtures("reference"), 40);
 }
 
 /// Stacks the experts of a checkpoint as some publishers store them.

@@ -19,7 +19,7 @@ use crate::outcome::Outcome;
 const RETRIES: usize = 5;
 
 /// Files beside the weights that a model is read from.
-const SMALL_FILES: [&str; 15] = [
+const SMALL_FILES: [&str; 20] = [
     BUNDLE,
     "config.json",
     "generation_config.json",
@@ -34,8 +34,13 @@ const SMALL_FILES: [&str; 15] = [
     "additional_chat_templates/tool_use.jinja",
     "chat_template.json",
     "gguf-vocabulary.json",
-    // The pooling of an encoder.
+    // Modules of sentence-transformers behind the encoder.
+    "modules.json",
     "1_Pooling/config.json",
+    "2_Dense/config.json",
+    "2_Dense/model.safetensors",
+    "3_Dense/config.json",
+    "3_Dense/model.safetensors",
 ];
 
 const INDEX: &str = "model.safetensors.index.json";
@@ -407,6 +412,7 @@ mod tests {
         let listed = [
             "README.md",
             "1_Pooling/config.json",
+            "2_Dense/model.safetensors",
             "config.json",
             "consolidated.safetensors",
             "model.safetensors",
@@ -414,7 +420,7 @@ mod tests {
         ];
         assert_eq!(
             model_files(&listed).unwrap(),
-            ["1_Pooling/config.json", "config.json", "model.safetensors"]
+            ["1_Pooling/config.json", "2_Dense/model.safetensors", "config.json", "model.safetensors"]
         );
         let listed = [
             "model-00001-of-00002.safetensors",

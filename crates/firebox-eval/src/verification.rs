@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use firebox_cache::KvType;
+use firebox_model::Network;
 use firebox_runtime::{Model, RuntimeError, likeliest, read_floats};
 use safetensors::{Dtype, SafeTensors};
 use serde::Serialize;
@@ -38,7 +39,7 @@ impl Prefill {
 pub enum Verification {
     /// For a decoder: its logits.
     Logits(LogitVerification),
-    /// For an encoder: its vectors.
+    /// For an encoder, or a decoder that embeds texts: its vectors.
     Embedding(EmbeddingVerification),
 }
 
@@ -93,16 +94,18 @@ impl Verification {
 /// Runs the prompt of a file of expected numbers through a model, and compares.
 ///
 /// The file is a safetensors file with `input_ids [n]`, and for a decoder `logits [n, vocab]` and, if the
-/// continuation is to be checked too, `greedy_ids [m]` and `greedy_logits [m, vocab]`, for an encoder `last_hidden_state [n, hidden]` and
-/// `embedding [hidden]`.
+/// continuation is to be checked too, `greedy_ids [m]` and `greedy_logits [m, vocab]`, for an encoder or a decoder that embeds
+/// texts `last_hidden_state [n, hidden]` and `embedding [width]`.
 pub fn verify_against(model: &Model, expected: &Path, prefill: Prefill) -> Result<Verification, EvalError> {
     let bytes = read(expected)?;
     let tensors = SafeTensors::deserialize(&bytes).map_err(|error| fault(expected, "header", error))?;
     let file = ExpectedFile { path: expected, tensors };
     let ids = file.ids("input_ids")?;
     match model.decoder() {
-        Ok(_) => verify_logits(model, &file, &ids, prefill).map(Verification::Logits),
-        Err(_) => verify_embedding(model, &file, &ids).map(Verification::Embedding),
+        Ok(_) if !file.has("embedding") => {
+            verify_logits(model, &file, &ids, prefill).map(Verification::Logits)
+        }
+        _ => verify_embedding(model, &file, &ids).map(Verification::Embedding),
     }
 }
 
@@ -185,14 +188,18 @@ fn verify_embedding(
     file: &ExpectedFile<'_>,
     ids: &[u32],
 ) -> Result<EmbeddingVerification, EvalError> {
-    let encoder = model.encoder()?;
-    let width = encoder.config().hidden_size;
+    let (states, width) = match model.network() {
+        Network::Encoder(encoder) => (encoder.forward(ids), encoder.config().hidden_size),
+        Network::Decoder(decoder) => {
+            (decoder.states(&[ids]).map(|mut states| states.remove(0)), decoder.config().hidden_size)
+        }
+    };
     let mut hidden = Worst::default();
-    let found = read_floats(encoder.forward(ids).map_err(RuntimeError::from)?)?;
+    let found = read_floats(states.map_err(RuntimeError::from)?)?;
     hidden.look(0, &found, &file.matrix("last_hidden_state", ids.len(), width)?);
     let mut embedding = Worst::default();
-    let found = read_floats(encoder.embed(ids).map_err(RuntimeError::from)?)?;
-    embedding.look(0, &found, &file.matrix("embedding", 1, width)?);
+    let found = model.embed_tokens(ids)?;
+    embedding.look(0, &found, &file.matrix("embedding", 1, found.len())?);
     Ok(EmbeddingVerification {
         max_difference: embedding.difference,
         max_hidden_difference: hidden.difference,

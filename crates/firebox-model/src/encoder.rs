@@ -117,10 +117,11 @@ impl Encoder {
             device: device.clone(),
             config: config.clone(),
         };
-        // Poolers, other task heads, and an index buffer of older libraries.
+        // Poolers, other task heads, layers behind the pooling, and buffers of older libraries.
         let foreign = |name: &str| {
             let name = name.strip_prefix(prefix).unwrap_or(name);
-            let heads = ["pooler.", "cls.", "classifier.", "lm_head.", "head.", "decoder."];
+            let heads =
+                ["pooler.", "cls.", "classifier.", "lm_head.", "head.", "decoder.", "dense_2.", "dense_3."];
             heads.iter().any(|head| name.starts_with(head))
                 || name == "embeddings.position_ids"
                 || name.ends_with(".rotary_emb.inv_freq")

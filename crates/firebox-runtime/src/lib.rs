@@ -21,6 +21,7 @@ mod pocket;
 mod prefix;
 mod readahead;
 mod readback;
+mod readout;
 pub mod relevance;
 mod reporter;
 pub mod residency;

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use burn::tensor::Device;
 use firebox_model::{
-    Decoder, Encoder, FeedForward, Mixer, ModelError, Network, OwnFeedForward, OwnMixer, StreamedConfig,
-    StreamedDecoder,
+    Decoder, DenseLayer, Encoder, FeedForward, Mixer, ModelError, Network, OwnFeedForward, OwnMixer,
+    StreamedConfig, StreamedDecoder,
 };
 use firebox_store::{Checkpoint, Heads, SegmentId, SourceKind};
 use firebox_text::Tokenizer;
@@ -18,6 +18,7 @@ use crate::heads::pool::HeadPool;
 use crate::heads::source::InstalledHeads;
 use crate::memory::{release_to_os, release_with_code};
 use crate::readahead::read_all_of;
+use crate::readout::dense_layers;
 use crate::reporter::Reporter;
 use crate::residency::Residency;
 use crate::telemetry::{Meters, Telemetry};
@@ -27,6 +28,8 @@ use crate::telemetry::{Meters, Telemetry};
 pub struct Model {
     checkpoint: Checkpoint,
     network: Arc<Network>,
+    /// Layers that change the pooled vector of a text.
+    pub(crate) dense: Arc<[DenseLayer]>,
     tokenizer: Option<Arc<Tokenizer>>,
     pub(crate) residency: Option<Arc<Residency>>,
     /// The budget charge of a model that is in memory as a whole.
@@ -56,7 +59,7 @@ impl Model {
         if *device == Device::flex() {
             read_all_of(&checkpoint);
         }
-        Ok(Self::build(checkpoint, |checkpoint| Ok((Network::load(checkpoint, device)?, ())))?.0)
+        Ok(Self::build(checkpoint, device, |checkpoint| Ok((Network::load(checkpoint, device)?, ())))?.0)
     }
 
     /// Opens a decoder that reads its weights from disk while it runs, except for [resident](firebox_model::StreamedWeights::load)
@@ -75,7 +78,7 @@ impl Model {
         device: &Device,
         config: &StreamedConfig,
     ) -> Result<(Self, StreamedDecoder), RuntimeError> {
-        Self::build(checkpoint, |checkpoint| {
+        Self::build(checkpoint, device, |checkpoint| {
             let decoder = StreamedDecoder::open(checkpoint, device, config)?;
             Ok((Network::Decoder(decoder.decoder().clone()), decoder))
         })
@@ -84,6 +87,7 @@ impl Model {
     /// Builds a model around a network, and returns what else `network` makes.
     fn build<T>(
         checkpoint: Checkpoint,
+        device: &Device,
         network: impl FnOnce(&Checkpoint) -> Result<(Network, T), ModelError>,
     ) -> Result<(Self, T), RuntimeError> {
         let tokenizer = match checkpoint.text().tokenizer {
@@ -105,8 +109,10 @@ impl Model {
         let name = checkpoint.path().file_stem().unwrap_or_default().to_string_lossy();
         let meters = telemetry.model(&name);
         let network = Arc::new(network);
+        let dense = dense_layers(&checkpoint, device)?;
         let model = Self {
             network,
+            dense,
             tokenizer,
             checkpoint,
             residency: None,

@@ -26,7 +26,7 @@ use crate::text::{CHAT_TEMPLATE, GGUF_VOCABULARY, TOOLS_TEMPLATE, TokenizerSourc
 use crate::{expert_stacks, heads, packed};
 
 /// Files that are copied into the bundle unchanged.
-const COPIED_FILES: [&str; 13] = [
+const COPIED_FILES: [&str; 18] = [
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -38,8 +38,13 @@ const COPIED_FILES: [&str; 13] = [
     CHAT_TEMPLATE,
     TOOLS_TEMPLATE,
     "chat_template.json",
-    // The pooling configuration of sentence transformers.
+    // Modules of sentence-transformers behind the encoder.
+    "modules.json",
     "1_Pooling/config.json",
+    "2_Dense/config.json",
+    "2_Dense/model.safetensors",
+    "3_Dense/config.json",
+    "3_Dense/model.safetensors",
     GGUF_VOCABULARY,
 ];
 
@@ -212,7 +217,7 @@ fn write_below(folder: &Path, name: &str, bytes: &[u8]) -> Result<(), StoreError
     if below == folder {
         return write_file(&path, bytes);
     }
-    files::create_folder(below).map_err(|error| StoreError::io(below, "create", error))?;
+    files::create_folders(below).map_err(|error| StoreError::io(below, "create", error))?;
     write_file(&path, bytes)?;
     sync_folder(below)
 }

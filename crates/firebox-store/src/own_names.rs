@@ -43,6 +43,10 @@ const NEMOTRON: [(&str, &str); 3] = [
 
 /// Gives tensors their usual names. Scales and other parts of packed tensors are renamed with them.
 pub(crate) fn rename(config: &Value, tensors: &mut [(TensorInfo, Place)]) {
+    // Saved without the head that continues text, as models are that embed it.
+    if tensors.iter().any(|(info, _)| info.name == "embed_tokens.weight") {
+        rename_all(tensors, |name| (!name.starts_with("lm_head.")).then(|| format!("model.{name}")));
+    }
     match config.get("model_type").and_then(Value::as_str) {
         Some("mistral3") => rename_all(tensors, |name| {
             let (old, new) = MISTRAL3.iter().find(|(old, _)| name.starts_with(old))?;

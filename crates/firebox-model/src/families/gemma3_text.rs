@@ -5,10 +5,47 @@ use super::common::{Common, Defaults, LayerKind};
 use super::rope;
 use crate::ModelError;
 use crate::config::{Activation, AttentionConfig, BlockConfig, DecoderConfig, FeedForwardConfig};
+use crate::encoder_config::EncoderConfig;
 use crate::fields::Fields;
 
 const LOCAL_ROPE: usize = 0;
 const GLOBAL_ROPE: usize = 1;
+
+/// Returns whether every token attends to those behind it as well, as in models that embed texts.
+pub(super) fn sees_both_ways(fields: &Fields<'_>) -> Result<bool, ModelError> {
+    fields.flag("use_bidirectional_attention").map(|flag| flag.unwrap_or(false))
+}
+
+/// Reads a `config.json` of a model that [sees both ways](sees_both_ways).
+pub(super) fn encoder_config(fields: &Fields<'_>) -> Result<EncoderConfig, ModelError> {
+    let DecoderConfig {
+        family,
+        vocab_size,
+        hidden_size,
+        max_positions,
+        embedding_scale,
+        ropes,
+        blocks,
+        final_norm,
+        names,
+        ..
+    } = config(fields)?;
+    Ok(EncoderConfig {
+        family,
+        vocab_size,
+        hidden_size,
+        max_positions,
+        embedding_scale,
+        first_position: None,
+        token_types: 0,
+        embedding_norm: None,
+        ropes,
+        blocks,
+        final_norm: Some(final_norm),
+        classifier: None,
+        names,
+    })
+}
 
 pub(super) fn config(fields: &Fields<'_>) -> Result<DecoderConfig, ModelError> {
     let defaults = Defaults {
@@ -21,9 +58,9 @@ pub(super) fn config(fields: &Fields<'_>) -> Result<DecoderConfig, ModelError> {
         ..Defaults::default()
     };
     let common = Common::read(fields, "gemma3_text", defaults)?;
-    if fields.flag("use_bidirectional_attention")?.unwrap_or(false) {
-        return Err(fields.error("use_bidirectional_attention", "is set; only causal models generate text"));
-    }
+    // The window covers both sides of a token then.
+    let sees_both_ways = sees_both_ways(fields)?;
+    let window = |window: usize| if sees_both_ways { window / 2 + 1 } else { window };
     let pattern = match fields.count("sliding_window_pattern")? {
         Some(pattern) => pattern,
         None => fields.count("_sliding_window_pattern")?.unwrap_or(6),
@@ -37,7 +74,7 @@ pub(super) fn config(fields: &Fields<'_>) -> Result<DecoderConfig, ModelError> {
         .map(|kind| {
             let attention = AttentionConfig {
                 scale: query_scalar.powf(-0.5) as f32,
-                window: common.window_of(kind)?,
+                window: common.window_of(kind)?.map(window),
                 rope: Some(if kind == LayerKind::Full { GLOBAL_ROPE } else { LOCAL_ROPE }),
                 head_norm: Some(common.norm("", common.head_dim)),
                 ..common.attention_with_configured_bias()?

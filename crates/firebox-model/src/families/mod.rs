@@ -113,6 +113,9 @@ impl Architecture {
         let fields = Fields::new(config)?;
         let model_type =
             fields.text("model_type")?.ok_or_else(|| fields.error("model_type", "is missing"))?;
+        if model_type == "gemma3_text" && gemma3_text::sees_both_ways(&fields)? {
+            return Ok(Self::Encoder(gemma3_text::encoder_config(&fields)?));
+        }
         if let Some((_, read)) = DECODERS.iter().find(|(name, _)| *name == model_type) {
             return Ok(Self::Decoder(read(&fields)?));
         }

@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use burn::tensor::Tensor;
 use firebox_cache::{KvType, PAGE_TOKENS, PagePool, SequenceCache};
-use firebox_model::{Decoder, Input, ModelError, Network, Pooling, of_length_one};
+use firebox_model::{Decoder, DenseLayer, Input, ModelError, Network};
 
-use super::{EmbedOptions, Framed, LONGEST, add_share, recommended, scale_to_one};
-use crate::readback::read_floats;
+use super::{EmbedOptions, Framed, LONGEST, add_share, scale_to_one};
+use crate::readout::Readout;
 use crate::session::PREFILL_CHUNK;
 use crate::{Charge, Model, RuntimeError};
 
@@ -41,7 +41,7 @@ impl TextVector {
 pub struct Embedding {
     decoder: Arc<Decoder>,
     pool: PagePool,
-    pooling: Pooling,
+    readout: Readout,
     normalize: bool,
     /// Most rows of a pass.
     chunk: usize,
@@ -113,10 +113,8 @@ impl Model {
         let decoder = self.decoder()?;
         let tokenizer = self.tokenizer()?;
         let longest = decoder.config().max_positions.min(LONGEST);
-        let pooling = match options.pooling {
-            Some(pooling) => pooling,
-            None => recommended(self.checkpoint())?.unwrap_or_default(),
-        };
+        let readout =
+            Readout::new(self.checkpoint(), self.dense.clone(), options.pooling, options.normalize)?;
         let (mut pieces, mut tokens) = (VecDeque::new(), 0);
         for (text, said) in texts.iter().enumerate() {
             let framed = Framed::new(tokenizer, said.as_ref())?;
@@ -153,7 +151,7 @@ impl Model {
             positions: self.residency().map_or(usize::MAX, |_| self.rows_at_once()),
             decoder,
             pool,
-            pooling,
+            readout,
             normalize: options.normalize,
             chunk,
             texts: texts.len(),
@@ -166,9 +164,10 @@ impl Model {
 
     /// Returns the number of elements of the vectors of texts.
     pub fn embedding_width(&self) -> usize {
-        match self.network() {
-            Network::Encoder(encoder) => encoder.config().hidden_size,
-            Network::Decoder(decoder) => decoder.config().hidden_size,
+        match (self.dense.last().map(DenseLayer::outputs), self.network()) {
+            (Some(outputs), _) => outputs,
+            (None, Network::Encoder(encoder)) => encoder.config().hidden_size,
+            (None, Network::Decoder(decoder)) => decoder.config().hidden_size,
         }
     }
 }
@@ -273,8 +272,7 @@ impl Embedding {
             let Some(piece) = self.pieces.pop_front() else { break };
             let Some((_, mut states)) = piece.progress else { break };
             let states = if states.len() == 1 { states.remove(0) } else { Tensor::cat(states, 0) };
-            let vector = self.pooling.pool(states);
-            let vector = read_floats(if self.normalize { of_length_one(vector) } else { vector })?;
+            let vector = self.readout.vector(states)?;
             add_share(&mut self.mean, &vector, piece.share);
             if piece.is_last {
                 let mut vector = std::mem::take(&mut self.mean);

@@ -7,18 +7,14 @@ mod rerank;
 #[cfg(test)]
 mod tests;
 
-use std::io::ErrorKind;
-
 use burn::tensor::Tensor;
-use firebox_model::{Encoder, EncoderInput, ModelError, Network, Pooling, of_length_one};
-use firebox_store::{Checkpoint, StoreError, files};
-use serde_json::{Map, Value};
+use firebox_model::{Encoder, EncoderInput, ModelError, Network, Pooling};
 
 pub use embedding::{Embedding, EmbeddingChunk, TextVector};
 pub(crate) use framed::Framed;
 pub use rerank::Ranked;
 
-use crate::readback::read_floats;
+use crate::readout::Readout;
 use crate::{Model, RuntimeError};
 
 /// The most rows in a pass. More take memory and gain nothing; models with little memory take fewer.
@@ -82,6 +78,14 @@ impl Model {
         Ok(vectors)
     }
 
+    /// Returns the vector of a text given as all of its tokens, special ones included: pooled as the checkpoint recommends,
+    /// and of length one.
+    pub fn embed_tokens(&self, tokens: &[u32]) -> Result<Vec<f32>, RuntimeError> {
+        let text = [Framed::unframed(tokens)];
+        let vector = self.embed_framed(&text, tokens.len(), &EmbedOptions::default())?.pop();
+        vector.filter(|vector| !vector.is_empty()).ok_or_else(|| ModelError::NoTokens.into())
+    }
+
     /// Embeds texts given as tokens, in pieces of at most `longest`.
     pub(crate) fn embed_framed(
         &self,
@@ -89,10 +93,8 @@ impl Model {
         longest: usize,
         options: &EmbedOptions,
     ) -> Result<Vec<Vec<f32>>, RuntimeError> {
-        let pooling = match options.pooling {
-            Some(pooling) => pooling,
-            None => recommended(self.checkpoint())?.unwrap_or_default(),
-        };
+        let readout =
+            Readout::new(self.checkpoint(), self.dense.clone(), options.pooling, options.normalize)?;
         // The text that each piece belongs to, and its share.
         let mut owners = Vec::new();
         let mut pieces = Vec::new();
@@ -108,9 +110,7 @@ impl Model {
             let batch: Vec<&[u32]> = batch.iter().map(Vec::as_slice).collect();
             let _paid = self.pay_for_pass(batch.iter().map(|piece| piece.len()))?;
             for states in self.states(&batch)? {
-                let vector = pooling.pool(states);
-                let vector = if options.normalize { of_length_one(vector) } else { vector };
-                let vector = read_floats(vector)?;
+                let vector = readout.vector(states)?;
                 let Some((at, share)) = owners.next() else { break };
                 add_share(&mut means[at], &vector, share);
             }
@@ -135,53 +135,6 @@ fn encoded(encoder: &Encoder, texts: &[&[u32]]) -> Result<Vec<Tensor<2>>, ModelE
         states.clone().narrow(0, row - tokens.len(), tokens.len())
     };
     Ok(texts.iter().map(of).collect())
-}
-
-/// Returns the pooling that the checkpoint recommends: in a file of sentence-transformers, or in the metadata of a
-/// GGUF file. Another pooling would give wrong vectors without an error.
-fn recommended(checkpoint: &Checkpoint) -> Result<Option<Pooling>, RuntimeError> {
-    let path = checkpoint.path().join("1_Pooling").join("config.json");
-    let malformed = |field: &str, reason: String| {
-        RuntimeError::from(StoreError::Malformed { file: path.clone(), field: field.into(), reason })
-    };
-    match checkpoint.config()["firebox"]["pooling"].as_str() {
-        None => {}
-        Some("mean") => return Ok(Some(Pooling::Mean)),
-        Some("first") => return Ok(Some(Pooling::First)),
-        Some("last") => return Ok(Some(Pooling::Last)),
-        Some(name) => {
-            let (file, field) = (checkpoint.path().to_owned(), "firebox.pooling".to_owned());
-            let reason = format!("{name:?} is none of mean, first and last");
-            return Err(StoreError::Malformed { file, field, reason }.into());
-        }
-    }
-    let file = match files::read(&path) {
-        Ok(file) => file,
-        // A GGUF file is not a folder.
-        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
-            return Ok(None);
-        }
-        Err(error) => return Err(StoreError::io(&path, "read", error).into()),
-    };
-    let said: Map<String, Value> =
-        serde_json::from_slice(&file).map_err(|error| malformed("JSON", error.to_string()))?;
-    let is_on = |(name, value): &(&String, &Value)| {
-        name.starts_with("pooling_mode_") && value.as_bool() == Some(true)
-    };
-    let on: Vec<&str> = said.iter().filter(is_on).map(|(name, _)| name.as_str()).collect();
-    match on[..] {
-        [] => Ok(None),
-        ["pooling_mode_cls_token"] => Ok(Some(Pooling::First)),
-        ["pooling_mode_lasttoken"] => Ok(Some(Pooling::Last)),
-        ["pooling_mode_mean_tokens"] => Ok(Some(Pooling::Mean)),
-        _ => Err(malformed(
-            on[0],
-            format!(
-                "{} is not supported; say with which pooling to go on, the mean for example",
-                on.join(" with ")
-            ),
-        )),
-    }
 }
 
 /// Splits items into batches of at most `most` rows, or one longer item.

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::planner::{decoder_shape, encoder_activation_bytes};
+use crate::readback::read_floats;
 use crate::residency::{ShareOptions, SharedBudget};
 use crate::{Account, Budget, KvType, MemoryError, device};
 
@@ -319,4 +320,68 @@ fn a_published_encoder_tells_what_texts_are_about() {
     {
         assert_eq!(model.rerank(query, &documents).unwrap()[0].document, best, "{query}");
     }
+}
+
+#[test]
+fn modules_behind_a_model_are_applied_or_refused() {
+    let (folder, model) = encoder(0, None);
+    let text = ["the quick brown fox"];
+    let last = EmbedOptions { pooling: Some(Pooling::Last), ..EmbedOptions::default() };
+    let expected = model.embed(&text, &last).unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let reopened = || Model::open(folder.path(), &device("cpu").unwrap());
+    let embedded = || reopened().unwrap().embed(&text, &EmbedOptions::default());
+    fs::create_dir(path("1_Pooling")).unwrap();
+    for mode in [json!("lasttoken"), json!(["lasttoken"])] {
+        fs::write(path("1_Pooling/config.json"), json!({ "pooling_mode": mode }).to_string()).unwrap();
+        assert_eq!(embedded().unwrap(), expected);
+    }
+    fs::write(path("1_Pooling/config.json"), json!({ "pooling_mode": ["cls", "max"] }).to_string()).unwrap();
+    let refused = embedded().unwrap_err().to_string();
+    assert!(refused.contains("pooling_mode") && refused.contains("cls with max"), "{refused}");
+    fs::write(path("1_Pooling/config.json"), json!({ "pooling_mode": "lasttoken" }).to_string()).unwrap();
+
+    let module = |kind: &str, folder: &str| {
+        let kind = format!("sentence_transformers.models.{kind}");
+        json!([{ "idx": 0, "name": "0", "path": folder, "type": kind }])
+    };
+    let write = |modules: Value| fs::write(path("modules.json"), modules.to_string()).unwrap();
+    write(module("WordWeights", "1_WordWeights"));
+    let refused = embedded().unwrap_err().to_string();
+    assert!(refused.contains("WordWeights"), "{refused}");
+    write(module("Dense", "../2_Dense"));
+    assert!(reopened().is_err(), "a folder outside the model's");
+
+    let (inputs, outputs) = (48, 3);
+    write(module("Dense", "2_Dense"));
+    fs::create_dir(path("2_Dense")).unwrap();
+    let weight: Vec<f32> = (0..outputs * inputs).map(|at| (at % 7) as f32 - 3.0).collect();
+    let bias = [0.5, -1.0, 2.0_f32];
+    let bytes = |floats: &[f32]| floats.iter().flat_map(|float| float.to_le_bytes()).collect::<Vec<u8>>();
+    let (weight_bytes, bias_bytes) = (bytes(&weight), bytes(&bias));
+    let tensors = [
+        ("linear.weight", TensorView::new(Dtype::F32, vec![outputs, inputs], &weight_bytes).unwrap()),
+        ("linear.bias", TensorView::new(Dtype::F32, vec![outputs], &bias_bytes).unwrap()),
+    ];
+    let file = safetensors::serialize(tensors, None).unwrap();
+    fs::write(path("2_Dense/model.safetensors"), file).unwrap();
+    let config = |activation: &str| {
+        let said =
+            json!({ "in_features": inputs, "out_features": outputs, "activation_function": activation });
+        fs::write(path("2_Dense/config.json"), said.to_string()).unwrap();
+    };
+    config("torch.nn.modules.activation.Tanh");
+    let model = reopened().unwrap();
+    assert_eq!(model.embedding_width(), outputs);
+    let options = EmbedOptions { normalize: false, pooling: None };
+    let found = model.embed(&text, &options).unwrap().remove(0);
+    let pooled =
+        by_hand(&model, &model.tokenizer().unwrap().encode(text[0], true).unwrap(), Pooling::Last, false);
+    let expected: Vec<f32> = (weight.chunks(inputs).zip(bias))
+        .map(|(row, bias)| (row.iter().zip(&pooled).map(|(a, b)| a * b).sum::<f32>() + bias).tanh())
+        .collect();
+    assert!(close(&found, &expected), "{found:?}, not {expected:?}");
+    config("torch.nn.modules.activation.Hardtanh");
+    let refused = reopened().unwrap_err().to_string();
+    assert!(refused.contains("activation_function") && refused.contains("Hardtanh"), "{refused}");
 }

@@ -1,0 +1,147 @@
+//! How the states of a text's tokens become its vector, as the files of sentence-transformers or the metadata of a GGUF
+//! file say.
+
+use std::io::ErrorKind;
+use std::path::{Component, Path};
+use std::sync::Arc;
+
+use burn::tensor::{Device, Tensor};
+use firebox_model::{DenseLayer, Pooling, of_length_one};
+use firebox_store::{Checkpoint, StoreError, files};
+use serde_json::{Map, Value};
+
+use crate::RuntimeError;
+use crate::readback::read_floats;
+
+/// Pools states into one vector, and takes that through dense layers.
+#[derive(Debug)]
+pub(crate) struct Readout {
+    pooling: Pooling,
+    dense: Arc<[DenseLayer]>,
+    normalize: bool,
+}
+
+impl Readout {
+    /// Pools as asked for, or else as the checkpoint recommends.
+    pub fn new(
+        checkpoint: &Checkpoint,
+        dense: Arc<[DenseLayer]>,
+        pooling: Option<Pooling>,
+        normalize: bool,
+    ) -> Result<Self, RuntimeError> {
+        check_modules(checkpoint)?;
+        let pooling = match pooling {
+            Some(pooling) => pooling,
+            None => recommended(checkpoint)?.unwrap_or_default(),
+        };
+        Ok(Self { pooling, dense, normalize })
+    }
+
+    /// Returns the vector of a text from the states of its tokens, `[tokens, hidden_size]`.
+    pub fn vector(&self, states: Tensor<2>) -> Result<Vec<f32>, RuntimeError> {
+        let pooled = self.pooling.pool(states);
+        let vector = self.dense.iter().fold(pooled, |vector, layer| layer.forward(vector));
+        read_floats(if self.normalize { of_length_one(vector) } else { vector })
+    }
+}
+
+/// Loads the dense layers behind the pooling.
+pub(crate) fn dense_layers(
+    checkpoint: &Checkpoint,
+    device: &Device,
+) -> Result<Arc<[DenseLayer]>, RuntimeError> {
+    let mut layers = DenseLayer::beside_encoder(checkpoint, device)?;
+    for (kind, folder) in modules(checkpoint)? {
+        if kind == "Dense" {
+            let folder = Checkpoint::open(checkpoint.path().join(folder))?;
+            layers.push(DenseLayer::load(&folder, device)?);
+        }
+    }
+    Ok(layers.into())
+}
+
+/// Returns the kinds and folders of the modules that `modules.json` lists, if there is one.
+fn modules(checkpoint: &Checkpoint) -> Result<Vec<(String, String)>, RuntimeError> {
+    let path = checkpoint.path().join("modules.json");
+    let Some(listed) = read_json::<Vec<Value>>(&path)? else { return Ok(Vec::new()) };
+    let module = |module: &Value| {
+        let (kind, folder) = (module["type"].as_str()?.rsplit('.').next()?, module["path"].as_str()?);
+        let is_below = Path::new(folder).components().all(|part| matches!(part, Component::Normal(_)));
+        is_below.then(|| (kind.to_owned(), folder.to_owned()))
+    };
+    let wrong = || {
+        let reason = "and `path` should be a class and a folder of the model in every module";
+        malformed(&path, "type", reason.into())
+    };
+    listed.iter().map(|listed| module(listed).ok_or_else(wrong)).collect()
+}
+
+/// Refuses modules that would change the vectors and are not supported.
+fn check_modules(checkpoint: &Checkpoint) -> Result<(), RuntimeError> {
+    let known = ["Transformer", "Pooling", "Dense", "Normalize", "Dropout"];
+    match modules(checkpoint)?.iter().find(|(kind, _)| !known.contains(&kind.as_str())) {
+        None => Ok(()),
+        Some((kind, _)) => {
+            let path = checkpoint.path().join("modules.json");
+            Err(malformed(&path, "type", format!("{kind:?} is none of {}", known.join(", "))))
+        }
+    }
+}
+
+/// Returns the pooling that the checkpoint recommends. Another pooling would give wrong vectors without an error.
+fn recommended(checkpoint: &Checkpoint) -> Result<Option<Pooling>, RuntimeError> {
+    match checkpoint.config()["firebox"]["pooling"].as_str() {
+        None => {}
+        Some("mean") => return Ok(Some(Pooling::Mean)),
+        Some("first") => return Ok(Some(Pooling::First)),
+        Some("last") => return Ok(Some(Pooling::Last)),
+        Some(name) => {
+            let reason = format!("{name:?} is none of mean, first and last");
+            return Err(malformed(checkpoint.path(), "firebox.pooling", reason));
+        }
+    }
+    let path = checkpoint.path().join("1_Pooling").join("config.json");
+    let Some(said) = read_json::<Map<String, Value>>(&path)? else { return Ok(None) };
+    let is_on = |(name, value): &(&String, &Value)| {
+        name.starts_with("pooling_mode_") && value.as_bool() == Some(true)
+    };
+    // Newer files name the mode, or list several; older ones have a flag for each.
+    let on: Vec<&str> = match said.get("pooling_mode") {
+        Some(Value::Array(modes)) => modes.iter().filter_map(Value::as_str).collect(),
+        Some(mode) => mode.as_str().into_iter().collect(),
+        None => said.iter().filter(is_on).map(|(name, _)| name.as_str()).collect(),
+    };
+    match on[..] {
+        [] => Ok(None),
+        ["cls" | "pooling_mode_cls_token"] => Ok(Some(Pooling::First)),
+        ["lasttoken" | "pooling_mode_lasttoken"] => Ok(Some(Pooling::Last)),
+        ["mean" | "pooling_mode_mean_tokens"] => Ok(Some(Pooling::Mean)),
+        _ => {
+            let modes = on.join(" with ");
+            let reason =
+                format!("{modes} is not supported; say with which pooling to go on, the mean for example");
+            Err(malformed(
+                &path,
+                if said.contains_key("pooling_mode") { "pooling_mode" } else { on[0] },
+                reason,
+            ))
+        }
+    }
+}
+
+/// Reads a file of JSON beside the weights, if there is one.
+fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<Option<T>, RuntimeError> {
+    match files::read(path) {
+        Ok(file) => match serde_json::from_slice(&file) {
+            Ok(json) => Ok(Some(json)),
+            Err(error) => Err(malformed(path, "JSON", error.to_string())),
+        },
+        // A GGUF file is not a folder.
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(None),
+        Err(error) => Err(StoreError::io(path, "read", error).into()),
+    }
+}
+
+fn malformed(file: &Path, field: &str, reason: String) -> RuntimeError {
+    StoreError::Malformed { file: file.to_owned(), field: field.into(), reason }.into()
+}
