@@ -39,10 +39,20 @@ fn directory_of(gguf: &Path) -> PathBuf {
 
 #[test]
 fn gguf_and_bundles_equal_the_directory() {
+    equal_the_directory("gguf", 26);
+}
+
+#[test]
+fn gguf_and_bundles_of_encoders_equal_the_directory() {
+    equal_the_directory("gguf_encoders", 4);
+}
+
+/// Verifies each GGUF file of a folder, what it was made from, and bundles of both.
+fn equal_the_directory(folder: &str, count: usize) {
     let scratch = tempfile::tempdir().unwrap();
     let mut families = 0;
     let mut failures = Vec::new();
-    for entry in std::fs::read_dir(fixtures("gguf")).unwrap() {
+    for entry in std::fs::read_dir(fixtures(folder)).unwrap() {
         let folder = entry.unwrap().path();
         let family = folder.file_name().unwrap().to_str().unwrap().to_owned();
         let (directory, gguf) = (directory_of(&folder), folder.join("model.gguf"));
@@ -60,7 +70,7 @@ fn gguf_and_bundles_equal_the_directory() {
         }
         families += 1;
     }
-    assert_eq!(families, 26);
+    assert_eq!(families, count);
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 

@@ -292,6 +292,53 @@ fn smollm3_phi3_and_bert() {
 }
 
 #[test]
+fn encoders_keep_their_windows_bases_and_pooling() {
+    let nomic = Gguf::model("nomic-bert")
+        .float("nomic-bert.attention.layer_norm_epsilon", 1e-12)
+        .int("nomic-bert.pooling_type", 1)
+        .f32("token_types.weight", &[2, 64])
+        .f32("blk.0.attn_qkv.weight", &[192, 64]);
+    let model = open(&nomic);
+    expect(
+        model.config(),
+        json!({
+            "model_type": "nomic_bert", "type_vocab_size": 2, "hidden_act": "silu",
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+            "firebox": {"pooling": "mean", "source": "gguf"},
+        }),
+    );
+    assert!(model.info("encoder.layers.0.attn.Wqkv.weight").is_some());
+    let modern = || {
+        Gguf::model("modern-bert")
+            .float("modern-bert.attention.layer_norm_epsilon", 1e-5)
+            .int("modern-bert.attention.sliding_window", 128)
+            .float("modern-bert.rope.freq_base_swa", 5000.0)
+    };
+    expect(
+        open(&modern().int("modern-bert.pooling_type", 2)).config(),
+        json!({
+            "model_type": "modernbert", "norm_eps": 1e-5, "hidden_activation": "gelu", "local_attention": 128,
+            "layer_types": ["full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": 10000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
+            },
+            "firebox": {"pooling": "first", "source": "gguf"},
+        }),
+    );
+    let refused = modern().int("modern-bert.pooling_type", 4).build();
+    refuse(&refused, &["modern-bert.pooling_type", "not supported", "4"]);
+    let gemma = Gguf::model("gemma-embedding").int("gemma-embedding.attention.sliding_window", 512);
+    expect(
+        open(&gemma).config(),
+        json!({
+            "model_type": "gemma3_text", "use_bidirectional_attention": true, "sliding_window": 512,
+            "firebox": {"norm_weight_offset": 0.0, "pooling": "mean", "source": "gguf"},
+        }),
+    );
+}
+
+#[test]
 fn messages_stay_short() {
     let long = "x".repeat(5000);
     let short = |gguf: Gguf, word: &str| {

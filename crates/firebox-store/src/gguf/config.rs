@@ -37,6 +37,7 @@ pub(crate) fn config(
         Family::Glm4Moe => mixtures::glm4_moe(&keys, seen, &mut config)?,
         Family::Lfm2 | Family::Lfm2Moe => hybrid::lfm2(&keys, family, seen, &mut config)?,
         Family::Gemma3 => gemma3(&keys, &mut config, &mut notes)?,
+        Family::GemmaEmbedding => gemma_embedding(&keys, &mut config, &mut notes)?,
         Family::Phi3 => phi3(&keys, &mut config)?,
         Family::Olmo2
         | Family::Granite
@@ -50,6 +51,8 @@ pub(crate) fn config(
         | Family::Gpt2
         | Family::Mistral3 => dense(&keys, family, seen, &mut config, &mut notes)?,
         Family::Bert => bert(&keys, seen, &mut config, &mut notes)?,
+        Family::NomicBert => nomic_bert(&keys, seen, &mut config, &mut notes)?,
+        Family::ModernBert => modern_bert(&keys, &mut config, &mut notes)?,
     }
     if !matches!(family, Family::Bert | Family::Gpt2) {
         rope(&keys, family, seen, &mut config)?;
@@ -260,16 +263,13 @@ fn bert(
     config: &mut Map<String, Value>,
     notes: &mut Map<String, Value>,
 ) -> Result<(), Fault> {
-    let epsilon = keys
-        .float("attention.layer_norm_epsilon")?
-        .ok_or_else(|| Fault::new(keys.key("attention.layer_norm_epsilon"), "missing"))?;
     set(
         config,
         json!({
             "model_type": "bert",
             "architectures": ["BertModel"],
             "hidden_act": "gelu",
-            "layer_norm_eps": epsilon,
+            "layer_norm_eps": layer_norm_epsilon(keys)?,
             "type_vocab_size": seen.token_types.unwrap_or(1),
             "position_embedding_type": "absolute",
             "tie_word_embeddings": true,
@@ -279,6 +279,62 @@ fn bert(
     config.remove("head_dim");
     config.remove("num_key_value_heads");
     config.remove("attention_bias");
+    pooling_of_encoder(keys, notes)
+}
+
+fn nomic_bert(
+    keys: &Keys<'_>,
+    seen: &TensorSummary,
+    config: &mut Map<String, Value>,
+    notes: &mut Map<String, Value>,
+) -> Result<(), Fault> {
+    set(
+        config,
+        json!({
+            "model_type": "nomic_bert",
+            "architectures": ["NomicBertModel"],
+            "layer_norm_eps": layer_norm_epsilon(keys)?,
+            "type_vocab_size": seen.token_types.unwrap_or(0),
+        }),
+    );
+    pooling_of_encoder(keys, notes)
+}
+
+fn modern_bert(
+    keys: &Keys<'_>,
+    config: &mut Map<String, Value>,
+    notes: &mut Map<String, Value>,
+) -> Result<(), Fault> {
+    set(
+        config,
+        json!({
+            "model_type": "modernbert",
+            "architectures": ["ModernBertModel"],
+            "hidden_activation": "gelu",
+            "norm_eps": layer_norm_epsilon(keys)?,
+        }),
+    );
+    set(config, windows::modern_bert(keys)?);
+    pooling_of_encoder(keys, notes)
+}
+
+fn gemma_embedding(
+    keys: &Keys<'_>,
+    config: &mut Map<String, Value>,
+    notes: &mut Map<String, Value>,
+) -> Result<(), Fault> {
+    gemma3(keys, config, notes)?;
+    set(config, json!({"architectures": ["Gemma3TextModel"], "use_bidirectional_attention": true}));
+    pooling_of_encoder(keys, notes)
+}
+
+fn layer_norm_epsilon(keys: &Keys<'_>) -> Result<f64, Fault> {
+    let name = "attention.layer_norm_epsilon";
+    keys.float(name)?.ok_or_else(|| Fault::new(keys.key(name), "missing"))
+}
+
+/// Takes the mean where the file names no pooling, and refuses kinds that are not supported.
+fn pooling_of_encoder(keys: &Keys<'_>, notes: &mut Map<String, Value>) -> Result<(), Fault> {
     // Files without the key are embedding models too, and those pool by the mean.
     match keys.number("pooling_type")? {
         None | Some(0) => notes.insert("pooling".into(), "mean".into()),

@@ -14,6 +14,7 @@ pub(crate) enum Family {
     Qwen35Moe,
     Qwen3Next,
     Gemma3,
+    GemmaEmbedding,
     SmolLm3,
     Phi3,
     Olmo2,
@@ -31,6 +32,8 @@ pub(crate) enum Family {
     Gpt2,
     Mistral3,
     Bert,
+    NomicBert,
+    ModernBert,
 }
 
 impl Family {
@@ -44,6 +47,7 @@ impl Family {
             "qwen35moe" => Self::Qwen35Moe,
             "qwen3next" => Self::Qwen3Next,
             "gemma3" => Self::Gemma3,
+            "gemma-embedding" => Self::GemmaEmbedding,
             "smollm3" => Self::SmolLm3,
             "phi3" => Self::Phi3,
             "olmo2" => Self::Olmo2,
@@ -61,12 +65,13 @@ impl Family {
             "gpt2" => Self::Gpt2,
             "mistral3" => Self::Mistral3,
             "bert" => Self::Bert,
+            "nomic-bert" => Self::NomicBert,
+            "modern-bert" => Self::ModernBert,
             other => {
                 return Err(Fault::unsupported(
                     "general.architecture",
                     format!(
-                        "{:?}; known: llama, qwen2, qwen3[moe|next], qwen35[moe], gemma3, smollm3, phi3, olmo2, granite, glm4[moe], \
-                         lfm2[moe], seed_oss, ernie4_5, exaone4, hunyuan-dense, cohere2, starcoder2, gpt2, mistral3, bert",
+                        "{:?}; if the same model is there as a directory of safetensors, open that: more families are read so",
                         Excerpt(other)
                     ),
                 ));

@@ -133,7 +133,10 @@ fn tensor(name: String, entry: Entry, seen: &mut TensorSummary) -> Result<(Tenso
     let mut shape = entry.shape;
     match (name.as_str(), shape.as_slice()) {
         (
-            "model.embed_tokens.weight" | "embeddings.word_embeddings.weight" | "transformer.wte.weight",
+            "model.embed_tokens.weight"
+            | "embeddings.word_embeddings.weight"
+            | "embeddings.tok_embeddings.weight"
+            | "transformer.wte.weight",
             [vocabulary, _],
         ) => {
             seen.vocab_size = *vocabulary;

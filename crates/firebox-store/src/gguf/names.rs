@@ -56,6 +56,13 @@ fn whole(family: Family, name: &str) -> Option<String> {
         (Family::Bert, "cls.output") => "classifier.out_proj",
         (Family::Bert, _) => return None,
         (Family::Lfm2 | Family::Lfm2Moe, "token_embd_norm") => "model.norm",
+        (Family::NomicBert, "token_embd") => "embeddings.word_embeddings",
+        (Family::NomicBert, "token_types") => "embeddings.token_type_embeddings",
+        (Family::NomicBert, "token_embd_norm") => "emb_ln",
+        (Family::ModernBert, "token_embd") => "embeddings.tok_embeddings",
+        (Family::ModernBert, "token_embd_norm") => "embeddings.norm",
+        (Family::ModernBert, "output_norm") => "final_norm",
+        (Family::NomicBert | Family::ModernBert, _) => return None,
         (Family::Gpt2, "token_embd") => "transformer.wte",
         (Family::Gpt2, "position_embd") => "transformer.wpe",
         (Family::Gpt2, "output_norm") => "transformer.ln_f",
@@ -71,6 +78,8 @@ fn block(family: Family, layers: usize, layer: usize, rest: &str) -> Option<Role
     let prefix = match family {
         Family::Gpt2 => format!("transformer.h.{layer}."),
         Family::Bert => format!("encoder.layer.{layer}."),
+        Family::NomicBert => format!("encoder.layers.{layer}."),
+        Family::ModernBert => format!("layers.{layer}."),
         // Of the other families Hugging Face numbers them anew.
         _ if layer < layers || family == Family::Glm4Moe => format!("model.layers.{layer}."),
         _ => format!("mtp.layers.{}.", layer - layers),
@@ -106,16 +115,23 @@ fn block(family: Family, layers: usize, layer: usize, rest: &str) -> Option<Role
     {
         return Some(Role::Tensor(format!("mtp.{name}.{suffix}")));
     }
-    let name = if family == Family::Bert { bert_block(stem) } else { decoder_block(family, stem) };
+    let name = match family {
+        Family::Bert => bert_block(stem),
+        Family::NomicBert => nomic_bert_block(stem),
+        Family::ModernBert => modern_bert_block(stem),
+        _ => decoder_block(family, stem),
+    };
     Some(Role::Tensor(format!("{prefix}{}.{suffix}", name?)))
 }
 
 fn decoder_block(family: Family, stem: &str) -> Option<&'static str> {
     // A GGUF name can denote different tensors, depending on the structure of the block.
     let own = match (family, stem) {
-        (Family::Gemma3, "ffn_norm") => Some("pre_feedforward_layernorm"),
-        (Family::Gemma3, "post_ffw_norm") => Some("post_feedforward_layernorm"),
-        (Family::Gemma3 | Family::Glm4Moe, "post_attention_norm") => Some("post_attention_layernorm"),
+        (Family::Gemma3 | Family::GemmaEmbedding, "ffn_norm") => Some("pre_feedforward_layernorm"),
+        (Family::Gemma3 | Family::GemmaEmbedding, "post_ffw_norm") => Some("post_feedforward_layernorm"),
+        (Family::Gemma3 | Family::GemmaEmbedding | Family::Glm4Moe, "post_attention_norm") => {
+            Some("post_attention_layernorm")
+        }
         (Family::Olmo2 | Family::Exaone4 | Family::SeedOss, "post_attention_norm") => {
             Some("post_attention_layernorm")
         }
@@ -210,6 +226,31 @@ fn drafting(stem: &str) -> Option<&'static str> {
     })
 }
 
+fn nomic_bert_block(stem: &str) -> Option<&'static str> {
+    Some(match stem {
+        "attn_qkv" => "attn.Wqkv",
+        "attn_output" => "attn.out_proj",
+        "attn_output_norm" => "norm1",
+        "ffn_up" => "mlp.fc11",
+        "ffn_gate" => "mlp.fc12",
+        "ffn_down" => "mlp.fc2",
+        "layer_output_norm" => "norm2",
+        _ => return None,
+    })
+}
+
+fn modern_bert_block(stem: &str) -> Option<&'static str> {
+    Some(match stem {
+        "attn_norm" => "attn_norm",
+        "attn_qkv" => "attn.Wqkv",
+        "attn_output" => "attn.Wo",
+        "ffn_norm" => "mlp_norm",
+        "ffn_up" => "mlp.Wi",
+        "ffn_down" => "mlp.Wo",
+        _ => return None,
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -280,6 +321,11 @@ mod tests {
             (Family::Lfm2Moe, "blk.1.shortconv.in_proj.weight", "model.layers.1.conv.in_proj.weight"),
             (Family::Lfm2Moe, "blk.1.exp_probs_b.bias", "model.layers.1.mlp.expert_bias"),
             (Family::Bert, "token_embd_norm.bias", "embeddings.LayerNorm.bias"),
+            (Family::NomicBert, "token_embd_norm.bias", "emb_ln.bias"),
+            (Family::NomicBert, "blk.1.ffn_gate.weight", "encoder.layers.1.mlp.fc12.weight"),
+            (Family::ModernBert, "output_norm.weight", "final_norm.weight"),
+            (Family::ModernBert, "blk.1.ffn_up.weight", "layers.1.mlp.Wi.weight"),
+            (Family::GemmaEmbedding, "dense_2.weight", "dense_2.weight"),
             (Family::Bert, "blk.1.layer_output_norm.weight", "encoder.layer.1.output.LayerNorm.weight"),
             (
                 Family::Llama,

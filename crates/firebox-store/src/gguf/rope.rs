@@ -25,7 +25,11 @@ pub(super) fn rope(
     seen: &TensorSummary,
     config: &mut Map<String, Value>,
 ) -> Result<(), Fault> {
-    let default_theta = if family == Family::Gemma3 { 1_000_000.0 } else { 10_000.0 };
+    let default_theta = match family {
+        Family::Gemma3 | Family::GemmaEmbedding => 1_000_000.0,
+        Family::ModernBert => 160_000.0,
+        _ => 10_000.0,
+    };
     let theta = keys.float("rope.freq_base")?.unwrap_or(default_theta);
     if theta <= 0.0 {
         return Err(Fault::new(keys.key("rope.freq_base"), format!("{theta}; expected more than 0")));
@@ -46,7 +50,7 @@ pub(super) fn rope(
     }
     let parameters = Value::Object(parameters);
     let own_base = match family {
-        Family::Gemma3 => Some(10_000.0),
+        Family::Gemma3 | Family::GemmaEmbedding | Family::ModernBert => Some(10_000.0),
         Family::Olmo2 if sliding_window(keys)?.is_some() => Some(theta),
         _ => None,
     };

@@ -51,6 +51,22 @@ pub(super) fn gemma3(keys: &Keys<'_>) -> Result<Value, Fault> {
     Ok(json!({"sliding_window": window, "layer_types": types}))
 }
 
+/// Every third layer of ModernBERT has full attention, from the first on, unless the metadata says otherwise.
+const MODERN_BERT_PATTERN: u64 = 3;
+
+/// The window entries of ModernBERT's configuration.
+pub(super) fn modern_bert(keys: &Keys<'_>) -> Result<Value, Fault> {
+    let types = match keys.metadata.get(&keys.key(PATTERN)) {
+        Some(Metadatum::List(_)) => pattern(keys, true, None)?,
+        _ => {
+            let interval = keys.number(PATTERN)?.unwrap_or(MODERN_BERT_PATTERN).max(1);
+            let kind = |layer: u64| if layer.is_multiple_of(interval) { FULL } else { SLIDING };
+            (0..keys.layers()? as u64).map(kind).collect()
+        }
+    };
+    Ok(json!({"local_attention": keys.dimension("attention.sliding_window")?, "layer_types": types}))
+}
+
 /// The window entries of a family of which every `interval`-th layer has full attention, unless the metadata says
 /// otherwise.
 pub(super) fn alternating(keys: &Keys<'_>, interval: u64) -> Result<Value, Fault> {
