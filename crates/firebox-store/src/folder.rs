@@ -117,9 +117,12 @@ impl Folder {
     pub(crate) fn read_object(&self, name: &str, limit: u64) -> Result<Option<Value>, StoreError> {
         let Some(mut bytes) = self.read(name, limit)? else { return Ok(None) };
         let malformed = |fault: Fault| fault.in_file(&self.path.join(name));
-        infinities_as_null(&mut bytes);
-        let value: Value =
-            serde_json::from_slice(&bytes).map_err(|error| malformed(Fault::json("JSON", &error)))?;
+        let value: Value = serde_json::from_slice(&bytes)
+            .or_else(|_| {
+                infinities_as_null(&mut bytes);
+                serde_json::from_slice(&bytes)
+            })
+            .map_err(|error| malformed(Fault::json("JSON", &error)))?;
         if !value.is_object() {
             return Err(malformed(Fault::new("JSON", "expected an object")));
         }
@@ -169,4 +172,21 @@ fn read_bounded(path: &Path, limit: u64) -> Result<Vec<u8>, StoreError> {
         });
     }
     Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn infinite_numbers_are_null_and_texts_are_kept() {
+        let mut json =
+            br#"{"a": [0, Infinity], "Infinity": "\"Infinity", "b": "\\", "c": Infinity}"#.to_vec();
+        infinities_as_null(&mut json);
+        let expected = serde_json::json!({"a": [0, null], "Infinity": "\"Infinity", "b": "\\", "c": null});
+        assert_eq!(serde_json::from_slice::<Value>(&json).unwrap(), expected);
+        let mut short = b"Infin".to_vec();
+        infinities_as_null(&mut short);
+        assert_eq!(short, b"Infin");
+    }
 }
