@@ -1,6 +1,7 @@
 //! `firebox embed`
 
 use std::io::{self, BufRead as _};
+use std::num::NonZero;
 use std::path::PathBuf;
 
 use anyhow::Context as _;
@@ -31,6 +32,9 @@ pub struct EmbedArgs {
     /// Leave the vectors as long as they are
     #[arg(long)]
     no_normalize: bool,
+    /// Keep the first numbers of every vector, as models may be trained for; all otherwise
+    #[arg(long, value_name = "N", conflicts_with = "query")]
+    dimensions: Option<NonZero<usize>>,
     #[command(flatten)]
     device: DeviceArgs,
 }
@@ -68,7 +72,11 @@ pub fn embed(args: &EmbedArgs, console: &Console) -> anyhow::Result<Outcome> {
         Way::First => Pooling::First,
         Way::Last => Pooling::Last,
     });
-    let options = EmbedOptions { normalize: !args.no_normalize, pooling };
+    let width = model.embedding_width();
+    if let Some(dimensions) = args.dimensions.filter(|dimensions| dimensions.get() > width) {
+        return Err(usage(format!("--dimensions {dimensions}: this model's vectors have {width} numbers")));
+    }
+    let options = EmbedOptions { normalize: !args.no_normalize, pooling, dimensions: args.dimensions };
     for (index, embedding) in model.embed(&texts, &options)?.into_iter().enumerate() {
         console.json(&json!({ "index": index, "embedding": embedding }))?;
     }

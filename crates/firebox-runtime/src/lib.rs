@@ -38,7 +38,7 @@ pub use decode::{
     Summary, likeliest,
 };
 pub use device::{available_devices, device};
-pub use embed::{EmbedOptions, Embedding, EmbeddingChunk, Ranked, TextVector};
+pub use embed::{Embedding, EmbeddingChunk, Ranked, TextVector};
 pub use error::RuntimeError;
 pub use firebox_cache::{
     AfterEviction, AttentionSinks, CacheError, Eviction, EvictionPolicy, HiddenReason, KvType, PAGE_TOKENS,
@@ -63,6 +63,7 @@ pub use model::Model;
 pub use pocket::pocket_model;
 pub use prefix::{Origin, PersistentPrefix, PrefixHit, PrefixLimits, PrefixOptions, PrefixStats, PrefixTree};
 pub use readback::read_floats;
+pub use readout::EmbedOptions;
 #[cfg(feature = "fuzzing")]
 pub use session::check_session_operations;
 pub use session::{BranchId, BranchInfo, Branches, OWN_HEAD, Session, SessionFile, SessionSummary};

@@ -2,6 +2,7 @@
 //! file say.
 
 use std::io::ErrorKind;
+use std::num::NonZero;
 use std::path::{Component, Path};
 use std::sync::Arc;
 
@@ -13,12 +14,29 @@ use serde_json::{Map, Value};
 use crate::RuntimeError;
 use crate::readback::read_floats;
 
+/// Options of embedding.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EmbedOptions {
+    /// Whether to scale every vector to length one, so that dot products are cosines.
+    pub normalize: bool,
+    /// How the states of tokens become one vector; `None` for what the checkpoint recommends, or the mean.
+    pub pooling: Option<Pooling>,
+    /// The most elements of a vector, which keeps its first ones; `None` for all. Models that are trained for it lose little.
+    pub dimensions: Option<NonZero<usize>>,
+}
+
+impl Default for EmbedOptions {
+    fn default() -> Self {
+        Self { normalize: true, pooling: None, dimensions: None }
+    }
+}
+
 /// Pools states into one vector, and takes that through dense layers.
 #[derive(Debug)]
 pub(crate) struct Readout {
     pooling: Pooling,
     dense: Arc<[DenseLayer]>,
-    normalize: bool,
+    options: EmbedOptions,
 }
 
 impl Readout {
@@ -26,22 +44,25 @@ impl Readout {
     pub fn new(
         checkpoint: &Checkpoint,
         dense: Arc<[DenseLayer]>,
-        pooling: Option<Pooling>,
-        normalize: bool,
+        options: EmbedOptions,
     ) -> Result<Self, RuntimeError> {
         check_modules(checkpoint)?;
-        let pooling = match pooling {
+        let pooling = match options.pooling {
             Some(pooling) => pooling,
             None => recommended(checkpoint)?.unwrap_or_default(),
         };
-        Ok(Self { pooling, dense, normalize })
+        Ok(Self { pooling, dense, options })
     }
 
     /// Returns the vector of a text from the states of its tokens, `[tokens, hidden_size]`.
     pub fn vector(&self, states: Tensor<2>) -> Result<Vec<f32>, RuntimeError> {
         let pooled = self.pooling.pool(states);
         let vector = self.dense.iter().fold(pooled, |vector, layer| layer.forward(vector));
-        read_floats(if self.normalize { of_length_one(vector) } else { vector })
+        let vector = match self.options.dimensions {
+            Some(most) if most.get() < vector.dims()[0] => vector.narrow(0, 0, most.get()),
+            _ => vector,
+        };
+        read_floats(if self.options.normalize { of_length_one(vector) } else { vector })
     }
 }
 

@@ -1,11 +1,13 @@
 //! `/v1/embeddings` and `/v1/rerank`: texts as vectors, and documents by relevance.
 
+use std::num::NonZero;
 use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
 use axum::response::Response;
 use axum::routing;
+use firebox_runtime::EmbedOptions;
 use serde_json::{Value, json};
 
 use crate::app::{App, Routes};
@@ -74,10 +76,14 @@ pub(crate) async fn embed(
     };
     let width = selected.served.model.embedding_width();
     let dimensions = fields.integer("dimensions", 1, u64::from(u32::MAX))?;
-    if dimensions.is_some_and(|dimensions| dimensions != width as u64) {
-        return Err(fields.error("dimensions", format!("this model's embeddings have {width}; leave it out")));
+    if dimensions.is_some_and(|dimensions| dimensions > width as u64) {
+        return Err(
+            fields.error("dimensions", format!("this model's embeddings have {width}; ask for no more"))
+        );
     }
-    let vectors = TextVectors::begin(&app, &selected, scope, texts).await?;
+    let dimensions = dimensions.and_then(|dimensions| NonZero::new(dimensions as usize));
+    let options = EmbedOptions { dimensions, ..EmbedOptions::default() };
+    let vectors = TextVectors::begin(&app, &selected, scope, texts, options).await?;
     EmbeddingBody::response(vectors, &selected.name, is_packed).await
 }
 
@@ -153,7 +159,7 @@ async fn by_cosine(
     documents: &[String],
 ) -> Result<(usize, Vec<(usize, f32)>), ApiError> {
     let texts = [query].into_iter().chain(documents.iter().cloned()).collect();
-    let mut vectors = TextVectors::begin(app, selected, scope, texts).await?;
+    let mut vectors = TextVectors::begin(app, selected, scope, texts, EmbedOptions::default()).await?;
     let (mut asked, mut scores) = (Vec::new(), Vec::with_capacity(documents.len()));
     while let Some(more) = vectors.next().await.transpose()? {
         for text in more {

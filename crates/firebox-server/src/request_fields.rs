@@ -185,7 +185,7 @@ const EMBEDDINGS: &[Field] = &[
     field("model"),
     field("input"),
     field("encoding_format"),
-    told("dimensions", "the width of the model's embeddings; no other is supported"),
+    told("dimensions", "as many of the first numbers of every vector, scaled to length one"),
 ];
 
 const RERANK: &[Field] = &[

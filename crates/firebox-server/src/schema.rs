@@ -415,7 +415,7 @@ pub(crate) struct EmbeddingRequest {
     model: Option<String>,
     input: Prompts,
     encoding_format: Option<EncodingFormat>,
-    /// The width of the model's embeddings; no other is supported.
+    /// As many of the first numbers of every vector, scaled to length one.
     #[schema(minimum = 1, maximum = 4294967295i64)]
     dimensions: Option<u64>,
 }

@@ -46,16 +46,17 @@ impl TextVectors {
         selected: &SelectedModel,
         scope: String,
         texts: Vec<String>,
+        options: EmbedOptions,
     ) -> Result<Self, ApiError> {
         let served = selected.served.clone();
         if served.context.is_none() {
-            return Self::begin_encoder(app, served, &scope, texts).await;
+            return Self::begin_encoder(app, served, &scope, texts, options).await;
         }
         let of = served.clone();
         let bytes = texts.iter().map(String::len).sum();
         let embed = move || {
             check_each(of.tokenizer()?, &texts, of.context)?;
-            Ok(of.model.embedding(&texts, &EmbedOptions::default())?)
+            Ok(of.model.embedding(&texts, &options)?)
         };
         let embedding = app.over_text(&scope, bytes, embed).await?;
         let tokens = embedding.tokens();
@@ -69,6 +70,7 @@ impl TextVectors {
         served: Arc<ServedModel>,
         scope: &str,
         texts: Vec<String>,
+        options: EmbedOptions,
     ) -> Result<Self, ApiError> {
         let place = encoder_place(app)?;
         let texts = Arc::new(texts);
@@ -83,7 +85,7 @@ impl TextVectors {
             let _held = (place, paid);
             for range in batches(&lengths) {
                 let vectors = tokio::select! {
-                    vectors = encoded(&app, &served, &texts, range) => vectors,
+                    vectors = encoded(&app, &served, &texts, range, options) => vectors,
                     () = sender.closed() => return,
                 };
                 if !sent(&sender, vectors).await {
@@ -133,10 +135,11 @@ async fn encoded(
     served: &Arc<ServedModel>,
     texts: &Arc<Vec<String>>,
     range: Range<usize>,
+    options: EmbedOptions,
 ) -> Result<Vec<TextVector>, ApiError> {
     let (served, texts, first) = (served.clone(), texts.clone(), range.start);
     let embed = move || {
-        let vectors = served.model.embed(&texts[range], &EmbedOptions::default())?;
+        let vectors = served.model.embed(&texts[range], &options)?;
         let numbered = vectors.into_iter().enumerate();
         Ok(numbered.map(|(at, vector)| TextVector::new(first + at, vector)).collect())
     };

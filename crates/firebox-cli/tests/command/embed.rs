@@ -33,5 +33,7 @@ fn documents_are_put_in_order() {
 #[test]
 fn without_a_text_there_is_nothing_to_embed() {
     firebox_with(args!["embed", gguf("llama")]).fails(USAGE, &["no text"]);
+    let too_many = args!["embed", gguf("llama"), "--dimensions", "33", "Hello"];
+    firebox_with(too_many).fails(USAGE, &["--dimensions 33", "32"]);
     firebox_with(args!["embed", fixture("reference/bert"), "Hello"]).fails(UNUSABLE, &["tokenizer"]);
 }

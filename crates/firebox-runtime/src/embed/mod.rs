@@ -8,13 +8,13 @@ mod rerank;
 mod tests;
 
 use burn::tensor::Tensor;
-use firebox_model::{Encoder, EncoderInput, ModelError, Network, Pooling};
+use firebox_model::{Encoder, EncoderInput, ModelError, Network};
 
 pub use embedding::{Embedding, EmbeddingChunk, TextVector};
 pub(crate) use framed::Framed;
 pub use rerank::Ranked;
 
-use crate::readout::Readout;
+use crate::readout::{EmbedOptions, Readout};
 use crate::{Model, RuntimeError};
 
 /// The most rows in a pass. More take memory and gain nothing; models with little memory take fewer.
@@ -23,21 +23,6 @@ const ROWS: usize = 1024;
 /// The most tokens of a text that go through a decoder as a whole. Decoders with longer contexts are trained on less,
 /// and the cost of attention grows with the square of the length.
 const LONGEST: usize = 8192;
-
-/// Options of embedding.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct EmbedOptions {
-    /// Whether to scale every vector to length one, so that dot products are cosines.
-    pub normalize: bool,
-    /// How the states of tokens become one vector; `None` for what the checkpoint recommends, or the mean.
-    pub pooling: Option<Pooling>,
-}
-
-impl Default for EmbedOptions {
-    fn default() -> Self {
-        Self { normalize: true, pooling: None }
-    }
-}
 
 impl Model {
     /// Returns a vector for each text: from a sentence encoder, or from the states after a decoder's last layer.
@@ -93,8 +78,7 @@ impl Model {
         longest: usize,
         options: &EmbedOptions,
     ) -> Result<Vec<Vec<f32>>, RuntimeError> {
-        let readout =
-            Readout::new(self.checkpoint(), self.dense.clone(), options.pooling, options.normalize)?;
+        let readout = Readout::new(self.checkpoint(), self.dense.clone(), *options)?;
         // The text that each piece belongs to, and its share.
         let mut owners = Vec::new();
         let mut pieces = Vec::new();

@@ -2,8 +2,9 @@
 
 use firebox_model::{Encoder, EncoderInput, Network};
 
-use super::{EmbedOptions, Framed, batches};
+use super::{Framed, batches};
 use crate::readback::read_floats;
+use crate::readout::EmbedOptions;
 use crate::{Model, RuntimeError};
 
 /// A document with its score.

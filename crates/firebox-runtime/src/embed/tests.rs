@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use firebox_model::EncoderInput;
+use firebox_model::{EncoderInput, Pooling};
 use firebox_testing::tool::tool;
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use serde_json::{Value, json};
@@ -103,7 +103,7 @@ fn vectors_are_those_of_each_text_alone() {
     for model in [bert, gguf("llama"), gguf("qwen3_5_text"), gguf("gemma3_text")] {
         for pooling in [Pooling::Mean, Pooling::First, Pooling::Last] {
             for normalize in [true, false] {
-                let options = EmbedOptions { normalize, pooling: Some(pooling) };
+                let options = EmbedOptions { normalize, pooling: Some(pooling), dimensions: None };
                 let found = model.embed(&TEXTS, &options).unwrap();
                 for (text, found) in TEXTS.iter().zip(&found) {
                     let tokens = model.tokenizer().unwrap().encode(text, true).unwrap();
@@ -373,7 +373,7 @@ fn modules_behind_a_model_are_applied_or_refused() {
     config("torch.nn.modules.activation.Tanh");
     let model = reopened().unwrap();
     assert_eq!(model.embedding_width(), outputs);
-    let options = EmbedOptions { normalize: false, pooling: None };
+    let options = EmbedOptions { normalize: false, ..EmbedOptions::default() };
     let found = model.embed(&text, &options).unwrap().remove(0);
     let pooled =
         by_hand(&model, &model.tokenizer().unwrap().encode(text[0], true).unwrap(), Pooling::Last, false);

@@ -100,8 +100,20 @@ fn wrong_dimensions_are_refused_before_computing() {
     body["dimensions"] = 33.into();
     server.post("/v1/embeddings", &body).fails(400, "dimensions");
     assert_eq!(seen.rows.load(Ordering::Relaxed), 0, "no text went through the layers");
+    let vectors = |body: &Value| -> Vec<Vec<f64>> {
+        let answer = server.post("/v1/embeddings", body).ok();
+        let data = answer["data"].as_array().unwrap().iter();
+        data.map(|data| serde_json::from_value(data["embedding"].clone()).unwrap()).collect()
+    };
     body["dimensions"] = 32.into();
-    assert_eq!(server.post("/v1/embeddings", &body).ok()["data"].as_array().unwrap().len(), 64);
+    let whole = vectors(&body);
+    assert_eq!(whole.len(), 64);
+    body["dimensions"] = 5.into();
+    for (short, whole) in vectors(&body).iter().zip(&whole) {
+        assert_eq!((short.len(), whole.len()), (5, 32));
+        let length = whole[..5].iter().map(|number| number * number).sum::<f64>().sqrt();
+        assert!(short.iter().zip(whole).all(|(short, whole)| (short - whole / length).abs() < 1e-6));
+    }
 }
 
 #[test]
