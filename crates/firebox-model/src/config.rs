@@ -281,6 +281,8 @@ pub struct LatentAttentionConfig {
     pub latent_norm: NormConfig,
     /// Whether the projections to latents and that of the output have a bias.
     pub bias: bool,
+    /// Whether what heads multiply latents by is a matrix for keys and one for values.
+    pub separate_factors: bool,
 }
 
 impl LatentAttentionConfig {
@@ -320,6 +322,8 @@ pub struct MambaConfig {
     pub activation: Activation,
     /// Whether both projections have a bias.
     pub projection_bias: bool,
+    /// Whether `A_log` already holds the decay `-exp(A_log)`.
+    pub decay_stored: bool,
     /// Whether the convolution has a bias.
     pub convolution_bias: bool,
     /// Norm of all heads, after the gate.

@@ -107,11 +107,10 @@ impl LatentAttention {
     }
 }
 
-/// What heads multiply latents by to get keys and values: `kv_b_proj`.
+/// What heads multiply latents by to get keys and values.
 #[derive(Module, Debug)]
 struct HeadFactors {
-    /// `[heads * (plain_dim + value_dim), rank]`: of every head rows of keys, then rows of values.
-    weight: Param<Tensor<2>>,
+    factors: Factors,
     adapter: Option<Adapter>,
     heads: usize,
     plain_dim: usize,
@@ -121,13 +120,35 @@ struct HeadFactors {
     prepared_values: Vec<LazyPreparedWeight>,
 }
 
+#[derive(Module, Debug)]
+enum Factors {
+    /// `kv_b_proj`, `[heads * (plain_dim + value_dim), rank]`: of every head rows of keys, then rows of values.
+    Joined(Param<Tensor<2>>),
+    Separate(SeparateFactors),
+}
+
+/// Factors as queries and sums of latents are multiplied with them.
+#[derive(Module, Debug)]
+struct SeparateFactors {
+    /// `k_b_proj`, `[heads * rank, plain_dim]`.
+    keys: Param<Tensor<2>>,
+    /// `v_b_proj`, `[heads * value_dim, rank]`.
+    values: Param<Tensor<2>>,
+}
+
 impl HeadFactors {
     fn load(config: &LatentAttentionConfig, weights: &Weights<'_>) -> Result<Self, ModelError> {
         const NAME: &str = "kv_b_proj";
-        let LatentAttentionConfig { heads, rank, plain_dim, value_dim, .. } = *config;
+        let LatentAttentionConfig { heads, rank, plain_dim, value_dim, separate_factors, .. } = *config;
         let outputs = heads * (plain_dim + value_dim);
         Ok(Self {
-            weight: weights.unpacked(&format!("{NAME}.weight"), [outputs, rank])?,
+            factors: match separate_factors {
+                false => Factors::Joined(weights.unpacked(&format!("{NAME}.weight"), [outputs, rank])?),
+                true => Factors::Separate(SeparateFactors {
+                    keys: weights.unpacked("k_b_proj.weight", [heads * rank, plain_dim])?,
+                    values: weights.unpacked("v_b_proj.weight", [heads * value_dim, rank])?,
+                }),
+            },
             adapter: Adapter::load(weights, NAME, rank, outputs)?,
             heads,
             plain_dim,
@@ -140,31 +161,27 @@ impl HeadFactors {
     /// Multiplies plain parts of queries, `[rows, heads, plain_dim]`, so that their products with latents are those with keys:
     /// `[rows, heads, rank]`.
     fn to_latents(&self, queries: Tensor<3>) -> Tensor<3> {
-        self.multiply(queries, &self.prepared_keys, |factors| {
-            factors.narrow(1, 0, self.plain_dim).swap_dims(1, 2)
-        })
+        self.multiply(queries, &self.prepared_keys, || self.keys())
     }
 
     /// Returns the values, `[rows, heads, value_dim]`, of sums of latents, `[rows, heads, rank]`.
     fn to_values(&self, latents: Tensor<3>) -> Tensor<3> {
-        self.multiply(latents, &self.prepared_values, |factors| {
-            factors.narrow(1, self.plain_dim, self.value_dim)
-        })
+        self.multiply(latents, &self.prepared_values, || self.values())
     }
 
-    /// Multiplies `[rows, heads, inputs]` with the factors of heads that `part`, `[heads, outputs, inputs]`, takes of all.
+    /// Multiplies `[rows, heads, inputs]` with the factors of heads, `[heads, outputs, inputs]`.
     fn multiply(
         &self,
         x: Tensor<3>,
         prepared: &[LazyPreparedWeight],
-        part: impl Fn(Tensor<3>) -> Tensor<3>,
+        factors: impl Fn() -> Tensor<3>,
     ) -> Tensor<3> {
         if linear::accepts_prepared(&x.device()) {
             let prepared: Option<Vec<&PreparedWeight>> = prepared
                 .iter()
                 .enumerate()
                 .map(|(head, prepared)| {
-                    let factor = || part(self.by_heads()).narrow(0, head, 1).squeeze_dim(0);
+                    let factor = || factors().narrow(0, head, 1).squeeze_dim(0);
                     prepared.get_or_prepare(|| Weight::Dense(factor()))
                 })
                 .collect();
@@ -172,18 +189,40 @@ impl HeadFactors {
                 return linear::multiply_heads(x, &prepared);
             }
         }
-        let factors = part(self.by_heads()).cast(DType::F32);
+        let factors = factors().cast(DType::F32);
         x.swap_dims(0, 1).matmul(factors.swap_dims(1, 2)).swap_dims(0, 1)
     }
 
-    /// The factors with what an adapter adds, `[heads, plain_dim + value_dim, rank]`.
-    fn by_heads(&self) -> Tensor<3> {
-        let weight = self.weight.val();
-        let [outputs, rank] = weight.dims();
-        let weight = match &self.adapter {
-            Some(adapter) => weight.cast(DType::F32).add(adapter.product()),
-            None => weight,
+    /// The factors of keys with what an adapter adds, `[heads, rank, plain_dim]`.
+    fn keys(&self) -> Tensor<3> {
+        let of_joined = |joined: Tensor<3>| joined.narrow(1, 0, self.plain_dim).swap_dims(1, 2);
+        self.part(|factors| &factors.keys, of_joined)
+    }
+
+    /// The factors of values with what an adapter adds, `[heads, value_dim, rank]`.
+    fn values(&self) -> Tensor<3> {
+        let of_joined = |joined: Tensor<3>| joined.narrow(1, self.plain_dim, self.value_dim);
+        self.part(|factors| &factors.values, of_joined)
+    }
+
+    /// One of two separate factors, or what `of_joined` takes of joined ones, `[heads, plain_dim + value_dim, rank]`, with the same
+    /// part of what an adapter adds.
+    fn part(
+        &self,
+        separate: impl Fn(&SeparateFactors) -> &Param<Tensor<2>>,
+        of_joined: impl Fn(Tensor<3>) -> Tensor<3>,
+    ) -> Tensor<3> {
+        let by_heads = |weight: Tensor<2>| {
+            let [outputs, inputs] = weight.dims();
+            weight.reshape([self.heads, outputs / self.heads, inputs])
         };
-        weight.reshape([self.heads, outputs / self.heads, rank])
+        let part = match &self.factors {
+            Factors::Joined(weight) => of_joined(by_heads(weight.val())),
+            Factors::Separate(factors) => by_heads(separate(factors).val()),
+        };
+        match &self.adapter {
+            Some(adapter) => part.cast(DType::F32).add(of_joined(by_heads(adapter.product()))),
+            None => part,
+        }
     }
 }

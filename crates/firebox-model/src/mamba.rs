@@ -46,7 +46,10 @@ impl Mamba {
             norm: RmsNorm::load(&config.norm, &weights)?,
             convolution: weights.learned("conv1d.weight", [channels, 1, kernel], Learned::All)?,
             convolution_bias: bias,
-            rate: weights.vector("A_log", heads)?,
+            rate: match config.decay_stored {
+                true => weights.vector("A_log", heads)?.map(|decay| decay.neg().log()),
+                false => weights.vector("A_log", heads)?,
+            },
             step_bias: weights.vector("dt_bias", heads)?,
             skip: weights.vector("D", heads)?,
             config: config.clone(),

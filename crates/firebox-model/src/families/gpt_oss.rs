@@ -39,11 +39,16 @@ pub(super) fn config(fields: &Fields<'_>) -> Result<DecoderConfig, ModelError> {
         normalised: true,
     };
     let mixture = mixture.config(&common, RoutingConfig::default())?;
+    // GGUF files have them apart.
+    let fused = match fields.object("firebox")? {
+        Some(hints) => !hints.flag("experts_separate")?.unwrap_or(false),
+        None => true,
+    };
     let expert = GatedConfig {
         activation: Activation::GeluQuick,
         bias: true,
-        fused: true,
-        interleaved: true,
+        fused,
+        interleaved: fused,
         limit: Some(fields.positive("swiglu_limit")?.unwrap_or(7.0) as f32),
         ..mixture.expert
     };

@@ -39,9 +39,14 @@ const RENAMED: &[(&str, &str)] = &[
 
 pub(super) fn hybrid_config(fields: &Fields<'_>) -> Result<DecoderConfig, ModelError> {
     let common = Common::read(fields, "granitemoehybrid", Defaults::USUAL)?;
+    // GGUF files have them apart.
+    let fused = match fields.object("firebox")? {
+        Some(hints) => !hints.flag("shared_separate")?.unwrap_or(false),
+        None => true,
+    };
     let shared = GatedConfig {
         inner_size: fields.count("shared_intermediate_size")?.unwrap_or(1024),
-        fused: true,
+        fused,
         ..common.gated()
     };
     let feed_forward = match fields.whole("num_local_experts")?.unwrap_or(8) {

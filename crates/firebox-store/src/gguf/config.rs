@@ -4,12 +4,14 @@ use serde_json::{Map, Value, json};
 
 use super::dense::{dense, mistral3_rope};
 use super::family::Family;
+use super::gemma4;
 use super::hybrid;
 use super::keys::{Keys, MAX_DIMENSION};
 use super::metadata::Metadata;
 use super::mixtures;
 use super::object::set;
 use super::rope::{original_context, rope};
+use super::state_space;
 use super::tensor_summary::TensorSummary;
 use super::windows::{self, sliding_window};
 use crate::error::Fault;
@@ -24,7 +26,9 @@ pub(crate) fn config(
     let keys = Keys { metadata, architecture };
     let mut config = Map::new();
     let mut notes = Map::new();
-    common(&keys, family, seen, &mut config)?;
+    if family != Family::Mamba2 {
+        common(&keys, family, seen, &mut config)?;
+    }
     match family {
         Family::Llama => llama(&keys, seen, &mut config, &mut notes)?,
         Family::SmolLm3 => smollm3(&keys, seen, &mut config, &mut notes)?,
@@ -35,8 +39,14 @@ pub(crate) fn config(
             hybrid::delta_nets(&keys, family, seen, &mut config, &mut notes)?;
         }
         Family::Glm4Moe => mixtures::glm4_moe(&keys, seen, &mut config)?,
+        Family::DeepSeek2 => mixtures::deepseek2(&keys, seen, &mut config, &mut notes)?,
+        Family::GraniteMoe => mixtures::granite_moe(&keys, &mut config, &mut notes)?,
+        Family::GraniteHybrid => state_space::granite_hybrid(&keys, seen, &mut config, &mut notes)?,
+        Family::Mamba2 => state_space::mamba2(&keys, seen, &mut config, &mut notes)?,
+        Family::GptOss => mixtures::gpt_oss(&keys, &mut config, &mut notes)?,
         Family::Lfm2 | Family::Lfm2Moe => hybrid::lfm2(&keys, family, seen, &mut config)?,
         Family::Gemma3 => gemma3(&keys, &mut config, &mut notes)?,
+        Family::Gemma4 => gemma4::config(&keys, seen, &mut config)?,
         Family::GemmaEmbedding => gemma_embedding(&keys, &mut config, &mut notes)?,
         Family::Phi3 => phi3(&keys, &mut config)?,
         Family::Olmo2
@@ -54,7 +64,7 @@ pub(crate) fn config(
         Family::NomicBert => nomic_bert(&keys, seen, &mut config, &mut notes)?,
         Family::ModernBert => modern_bert(&keys, &mut config, &mut notes)?,
     }
-    if !matches!(family, Family::Bert | Family::Gpt2) {
+    if !matches!(family, Family::Bert | Family::Gpt2 | Family::Gemma4 | Family::Mamba2) {
         rope(&keys, family, seen, &mut config)?;
     }
     if family == Family::Mistral3 {
@@ -82,7 +92,9 @@ fn common(
     let heads = keys.dimension("attention.head_count")?;
     let hidden = keys.dimension("embedding_length")?;
     let key_heads = match family {
-        Family::Lfm2 | Family::Lfm2Moe => hybrid::lfm2_key_heads(keys)?.into_iter().max(),
+        Family::Lfm2 | Family::Lfm2Moe | Family::GraniteHybrid => hybrid::key_heads(keys)?.into_iter().max(),
+        // Each layer of the one has its own; that of the other is not a head of the checkpoint's.
+        Family::Gemma4 | Family::DeepSeek2 => None,
         _ => keys.number("attention.head_count_kv")?,
     };
     let key_heads = key_heads.unwrap_or(heads);
@@ -110,14 +122,20 @@ fn common(
             "pad_token_id": id("padding")?,
         }),
     );
-    // A mixture without dense layers need not have it.
-    if keys.number("feed_forward_length")?.is_some() || keys.number("expert_feed_forward_length")?.is_none() {
+    // A mixture without dense layers need not have it, and Gemma 4 has one for each layer.
+    let is_there = family != Family::Gemma4
+        && (keys.number("feed_forward_length")?.is_some()
+            || keys.number("expert_feed_forward_length")?.is_none());
+    if is_there {
         config.insert("intermediate_size".into(), json!(keys.dimension("feed_forward_length")?));
     }
     if let Some(epsilon) = keys.float("attention.layer_norm_rms_epsilon")? {
         config.insert("rms_norm_eps".into(), json!(epsilon));
     }
-    config.insert("head_dim".into(), json!(keys.head_dim()?));
+    // Keys of latent attention are wider than values.
+    if family != Family::DeepSeek2 {
+        config.insert("head_dim".into(), json!(keys.head_dim()?));
+    }
     Ok(())
 }
 

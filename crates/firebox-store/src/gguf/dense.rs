@@ -77,7 +77,8 @@ pub(super) fn dense(
     Ok(())
 }
 
-fn granite(keys: &Keys<'_>, config: &mut Map<String, Value>) -> Result<(), Fault> {
+/// Adds the factors of Granite.
+pub(super) fn granite(keys: &Keys<'_>, config: &mut Map<String, Value>) -> Result<(), Fault> {
     // Zero stands for a factor that is not used.
     let factor = |name: &str| keys.float(name).map(|factor| factor.filter(|factor| *factor > 0.0));
     let usual = (keys.head_dim()? as f64).powf(-0.5);

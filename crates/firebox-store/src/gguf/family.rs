@@ -13,12 +13,17 @@ pub(crate) enum Family {
     Qwen35,
     Qwen35Moe,
     Qwen3Next,
+    DeepSeek2,
     Gemma3,
+    Gemma4,
     GemmaEmbedding,
     SmolLm3,
     Phi3,
     Olmo2,
     Granite,
+    GraniteMoe,
+    GraniteHybrid,
+    Mamba2,
     Glm4,
     Glm4Moe,
     Lfm2,
@@ -30,6 +35,7 @@ pub(crate) enum Family {
     Cohere2,
     Starcoder2,
     Gpt2,
+    GptOss,
     Mistral3,
     Bert,
     NomicBert,
@@ -46,12 +52,17 @@ impl Family {
             "qwen35" => Self::Qwen35,
             "qwen35moe" => Self::Qwen35Moe,
             "qwen3next" => Self::Qwen3Next,
+            "deepseek2" => Self::DeepSeek2,
             "gemma3" => Self::Gemma3,
+            "gemma4" => Self::Gemma4,
             "gemma-embedding" => Self::GemmaEmbedding,
             "smollm3" => Self::SmolLm3,
             "phi3" => Self::Phi3,
             "olmo2" => Self::Olmo2,
             "granite" => Self::Granite,
+            "granitemoe" => Self::GraniteMoe,
+            "granitehybrid" => Self::GraniteHybrid,
+            "mamba2" => Self::Mamba2,
             "glm4" => Self::Glm4,
             "glm4moe" => Self::Glm4Moe,
             "lfm2" => Self::Lfm2,
@@ -63,6 +74,7 @@ impl Family {
             "cohere2" => Self::Cohere2,
             "starcoder2" => Self::Starcoder2,
             "gpt2" => Self::Gpt2,
+            "gpt-oss" => Self::GptOss,
             "mistral3" => Self::Mistral3,
             "bert" => Self::Bert,
             "nomic-bert" => Self::NomicBert,
@@ -77,6 +89,11 @@ impl Family {
                 ));
             }
         })
+    }
+
+    /// Whether layers are of Mamba-2.
+    pub(crate) fn has_mamba(self) -> bool {
+        matches!(self, Self::GraniteHybrid | Self::Mamba2)
     }
 
     /// Whether layers of the gated delta rule alternate with attention.

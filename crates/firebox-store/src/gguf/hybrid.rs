@@ -94,22 +94,14 @@ fn layer_types(keys: &Keys<'_>, layers: usize) -> Result<Vec<&'static str>, Faul
     Ok((1..=layers as u64).map(|layer| name(!layer.is_multiple_of(interval))).collect())
 }
 
-const LFM2_KEY_HEADS: &str = "attention.head_count_kv";
+const KEY_HEADS: &str = "attention.head_count_kv";
 
-/// The key heads of each layer of LFM2: none in those with a convolution.
-pub(super) fn lfm2_key_heads(keys: &Keys<'_>) -> Result<Vec<u64>, Fault> {
-    let layers = keys.layers()?;
-    let key = keys.key(LFM2_KEY_HEADS);
-    let Some(counts) = keys.metadata.each(&key)? else {
-        return Ok(vec![keys.dimension(LFM2_KEY_HEADS)?; layers]);
-    };
-    if counts.len() != layers {
-        return Err(Fault::new(key, format!("{} entries for {layers} layers", counts.len())));
-    }
-    let counts: Vec<u64> = counts.into_iter().map(|count| u64::try_from(count).unwrap_or(u64::MAX)).collect();
+/// The key heads of each layer: none in those without attention.
+pub(super) fn key_heads(keys: &Keys<'_>) -> Result<Vec<u64>, Fault> {
+    let counts = keys.each_layer(KEY_HEADS)?;
     let most = counts.iter().copied().max().unwrap_or(0);
     if counts.iter().any(|count| ![0, most].contains(count)) {
-        return Err(Fault::unsupported(key, "differs between layers with attention"));
+        return Err(Fault::unsupported(keys.key(KEY_HEADS), "differs between layers with attention"));
     }
     Ok(counts)
 }
@@ -130,7 +122,7 @@ pub(super) fn lfm2(
             "model_type": "lfm2",
             "architectures": ["Lfm2ForCausalLM"],
             "norm_eps": epsilon,
-            "layer_types": lfm2_key_heads(keys)?.iter().map(kind).collect::<Vec<_>>(),
+            "layer_types": key_heads(keys)?.iter().map(kind).collect::<Vec<_>>(),
             "conv_L_cache": keys.dimension("shortconv.l_cache")?,
             "conv_bias": seen.has_convolution_bias,
             // The width in the file has been adjusted already.

@@ -51,6 +51,17 @@ impl Keys<'_> {
             })
     }
 
+    /// The number of each layer, of which the file has a list, or one for all.
+    pub(super) fn each_layer(&self, name: &str) -> Result<Vec<u64>, Fault> {
+        let layers = self.layers()?;
+        let key = self.key(name);
+        let Some(numbers) = self.metadata.each(&key)? else { return Ok(vec![self.dimension(name)?; layers]) };
+        if numbers.len() != layers {
+            return Err(Fault::new(key, format!("{} entries for {layers} layers", numbers.len())));
+        }
+        Ok(numbers.into_iter().map(|number| u64::try_from(number).unwrap_or(u64::MAX)).collect())
+    }
+
     pub(super) fn require_rms_norm(&self) -> Result<(), Fault> {
         let name = "attention.layer_norm_rms_epsilon";
         self.float(name)?.map(drop).ok_or_else(|| Fault::new(self.key(name), "missing"))

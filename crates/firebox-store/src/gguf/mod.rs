@@ -9,8 +9,11 @@
 //! | `rope_interleaved` | the rows of `q_proj` and `k_proj`, weights and biases, are in the order of interleaved rotary positions: pairs are neighbours, not halves |
 //! | `norm_weight_offset` | the number to add to a norm's weight, if the family's own offset is another (Gemma, Qwen3.5 and Qwen3-Next: 0 instead of 1) |
 //! | `a_log_negated_exp` | `A_log` holds `-exp(A_log)` |
+//! | `shared_separate` | gate and rows of the network beside experts are matrices of their own, where the family's are one (granitemoehybrid) |
 //! | `v_heads_tiled` | the value heads of linear attention iterate over the key heads first |
 //! | `qkvz_separate` | queries, keys and values of linear attention are one matrix and gates another, all heads of a kind side by side, where the family's are grouped by key head |
+//! | `factors_separate` | what heads of latent attention multiply latents by is a matrix for keys, `[heads * rank, width]`, and one for values, where the family's is one |
+//! | `experts_separate` | gates and rows of each expert are matrices of their own, where the family's are one, alternating (gpt-oss) |
 //! | `transposed` | whether matrices of layers lie as `[inputs, outputs]`, if the family's usually do (GPT-2: false) |
 //! | `pooling` | how tokens become one vector, if the file says so or the model is an encoder: `"mean"`, `"first"` or `"last"` |
 //!
@@ -22,6 +25,7 @@ mod config;
 mod dense;
 pub(crate) mod dequant;
 mod family;
+mod gemma4;
 mod grid_blocks;
 mod hybrid;
 mod keys;
@@ -34,6 +38,7 @@ pub(crate) mod opening;
 mod reader;
 mod rope;
 mod split_name;
+mod state_space;
 mod tensor_summary;
 pub(crate) mod vocabulary;
 mod windows;
@@ -90,6 +95,10 @@ impl Model {
                     let count = metadata.unsigned(&format!("{architecture}.expert_count"))?;
                     tensors.extend(experts(&entry, &prefix, projections, count)?);
                 }
+                Role::ExpertBiases { prefix, projection } => {
+                    let count = metadata.unsigned(&format!("{architecture}.expert_count"))?;
+                    tensors.extend(expert_biases(&entry, &prefix, projection, count)?);
+                }
                 Role::RopeFactors(which) => {
                     let factors = Some(rope_factors(files[file], &entry)?);
                     match which {
@@ -136,11 +145,13 @@ fn tensor(name: String, entry: Entry, seen: &mut TensorSummary) -> Result<(Tenso
             "model.embed_tokens.weight"
             | "embeddings.word_embeddings.weight"
             | "embeddings.tok_embeddings.weight"
-            | "transformer.wte.weight",
+            | "transformer.wte.weight"
+            | "backbone.embeddings.weight",
             [vocabulary, _],
         ) => {
             seen.vocab_size = *vocabulary;
         }
+        ("model.embed_tokens_per_layer.weight", [rows, _]) => seen.layer_rows = Some(*rows),
         ("embeddings.token_type_embeddings.weight", [types, _]) => seen.token_types = Some(*types),
         // A vector if there is only one type, because the converter drops dimensions of 1.
         ("embeddings.token_type_embeddings.weight", [width]) => {
@@ -150,15 +161,41 @@ fn tensor(name: String, entry: Entry, seen: &mut TensorSummary) -> Result<(Tenso
         ("lm_head.weight", _) => seen.has_output = true,
         // The converter drops the middle dimension of 1.
         (name, [channels, kernel])
-            if name.ends_with(".linear_attn.conv1d.weight") || name.ends_with(".conv.conv.weight") =>
+            if name.ends_with(".conv1d.weight") || name.ends_with(".conv.conv.weight") =>
         {
             shape = vec![*channels, 1, *kernel];
+        }
+        // What every head or group has is a row of its own.
+        (name, [rows, width])
+            if [".mamba.A_log", ".mamba.D", ".mamba.norm.weight"].iter().any(|part| name.ends_with(part))
+                || [".mixer.A_log", ".mixer.D", ".mixer.norm.weight"]
+                    .iter()
+                    .any(|part| name.ends_with(part)) =>
+        {
+            shape = vec![rows.saturating_mul(*width)];
+        }
+        // A matrix for each head.
+        (name, [heads, outputs, inputs])
+            if name.ends_with(".self_attn.k_b_proj.weight")
+                || name.ends_with(".self_attn.v_b_proj.weight") =>
+        {
+            let rows = heads.checked_mul(*outputs).ok_or_else(|| {
+                Fault::new(
+                    format!("tensor {name:?}: dimensions"),
+                    format!("{:?} are too many", [heads, outputs]),
+                )
+            })?;
+            shape = vec![rows, *inputs];
         }
         // A vector in files that were quantized after their conversion.
         (name, [width]) if name.ends_with(".shared_expert_gate.weight") => shape = vec![1, *width],
         _ => {}
     }
     seen.has_attention_bias |= name.ends_with("self_attn.q_proj.bias");
+    seen.key_projections += usize::from(name.ends_with("self_attn.k_proj.weight"));
+    seen.value_projections += usize::from(name.ends_with("self_attn.v_proj.weight"));
+    seen.has_joined_factors |= name.ends_with("self_attn.kv_b_proj.weight");
+    seen.has_mixer_convolution_bias |= name.ends_with(".conv1d.bias");
     seen.has_query_norm |= name.ends_with("self_attn.q_norm.weight");
     seen.has_convolution_bias |= name.ends_with("conv.in_proj.bias");
     seen.has_expert_bias |= name.ends_with("mlp.expert_bias");
@@ -195,12 +232,7 @@ fn experts(
     let [count, out, inputs] = *entry.shape else {
         return Err(Fault::new(field, format!("{:?}; expected [experts, out, in]", entry.shape)));
     };
-    if count > MAX_EXPERTS || expected != Some(count as u64) {
-        return Err(Fault::new(
-            field,
-            format!("{count} experts, but the metadata's expert_count is {}", expected.unwrap_or(0)),
-        ));
-    }
+    check_count(&field, count, expected)?;
     let parts = projections.len();
     if out % parts != 0 {
         return Err(Fault::new(field, format!("{out} rows; expected as many for each of {parts} matrices")));
@@ -212,19 +244,54 @@ fn experts(
     }
     let matrices =
         (0..count).flat_map(|expert| projections.iter().map(move |projection| (expert, projection)));
+    // The stack lies within the file, and its matrices are equal parts of it.
     let slices = matrices.enumerate().map(|(at, (expert, projection))| {
-        let name = format!("{prefix}experts.{expert}.{projection}.weight");
-        let info = TensorInfo {
-            segment: SegmentId::from_tensor_name(&name),
-            name,
-            shape: shape.clone(),
-            encoding: entry.encoding,
-            bytes: len as u64,
-        };
-        // The stack lies within the file, and its matrices are equal parts of it.
-        (info, Place { data: Span { file: 0, start: entry.start + at * len, len }, scales: None })
+        part(entry, at, len, format!("{prefix}experts.{expert}.{projection}.weight"), shape.clone())
     });
     Ok(slices.collect())
+}
+
+/// Splits the stack of the biases of all experts into a tensor for each.
+fn expert_biases(
+    entry: &Entry,
+    prefix: &str,
+    projection: &str,
+    expected: Option<u64>,
+) -> Result<Vec<(TensorInfo, Place)>, Fault> {
+    let field = format!("tensor {:?}: dimensions", entry.name);
+    let [count, width] = *entry.shape else {
+        return Err(Fault::new(field, format!("{:?}; expected [experts, out]", entry.shape)));
+    };
+    check_count(&field, count, expected)?;
+    let len = entry.encoding.data_bytes(&[width]).map_err(|reason| Fault::new(&field, reason))?;
+    if len < MIN_EXPERT {
+        return Err(Fault::new(field, format!("biases of {len} bytes; expected {MIN_EXPERT} or more")));
+    }
+    let slices = (0..count).map(|expert| {
+        part(entry, expert, len, format!("{prefix}experts.{expert}.{projection}.bias"), vec![width])
+    });
+    Ok(slices.collect())
+}
+
+/// Refuses a stack that has not as many experts as the metadata says.
+fn check_count(field: &str, count: usize, expected: Option<u64>) -> Result<(), Fault> {
+    if count <= MAX_EXPERTS && expected == Some(count as u64) {
+        return Ok(());
+    }
+    let expected = expected.unwrap_or(0);
+    Err(Fault::new(field, format!("{count} experts, but the metadata's expert_count is {expected}")))
+}
+
+/// The tensor that is one of the equal parts of a stack, each of `len` bytes.
+fn part(entry: &Entry, at: usize, len: usize, name: String, shape: Vec<usize>) -> (TensorInfo, Place) {
+    let info = TensorInfo {
+        segment: SegmentId::from_tensor_name(&name),
+        name,
+        shape,
+        encoding: entry.encoding,
+        bytes: len as u64,
+    };
+    (info, Place { data: Span { file: 0, start: entry.start + at * len, len }, scales: None })
 }
 
 /// More than half of any head's dimensions.

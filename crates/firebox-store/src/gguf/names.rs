@@ -10,6 +10,8 @@ pub(crate) enum Role {
     /// The stacked weights of all experts of a layer. Names begin with `prefix` and end with a projection; each expert has
     /// all of them, one after the other.
     Experts { prefix: String, projections: &'static [&'static str] },
+    /// The stacked biases of a projection of all experts of a layer.
+    ExpertBiases { prefix: String, projection: &'static str },
     /// Frequency factors of rotary positions, which become part of the configuration.
     RopeFactors(RopeFactors),
     /// A tensor of old converters that can be computed, and is ignored.
@@ -63,6 +65,11 @@ fn whole(family: Family, name: &str) -> Option<String> {
         (Family::ModernBert, "token_embd_norm") => "embeddings.norm",
         (Family::ModernBert, "output_norm") => "final_norm",
         (Family::NomicBert | Family::ModernBert, _) => return None,
+        (Family::Mamba2, "token_embd") => "backbone.embeddings",
+        (Family::Mamba2, "output_norm") => "backbone.norm_f",
+        (Family::Gemma4, "per_layer_token_embd") => "model.embed_tokens_per_layer",
+        (Family::Gemma4, "per_layer_model_proj") => "model.per_layer_model_projection",
+        (Family::Gemma4, "per_layer_proj_norm") => "model.per_layer_projection_norm",
         (Family::Gpt2, "token_embd") => "transformer.wte",
         (Family::Gpt2, "position_embd") => "transformer.wpe",
         (Family::Gpt2, "output_norm") => "transformer.ln_f",
@@ -80,16 +87,27 @@ fn block(family: Family, layers: usize, layer: usize, rest: &str) -> Option<Role
         Family::Bert => format!("encoder.layer.{layer}."),
         Family::NomicBert => format!("encoder.layers.{layer}."),
         Family::ModernBert => format!("layers.{layer}."),
+        Family::Mamba2 => format!("backbone.layers.{layer}."),
         // Of the other families Hugging Face numbers them anew.
         _ if layer < layers || family == Family::Glm4Moe => format!("model.layers.{layer}."),
         _ => format!("mtp.layers.{}.", layer - layers),
     };
+    if family.has_mamba()
+        && let Some(part) = mamba_part(rest)
+    {
+        let mixer = if family == Family::Mamba2 { "mixer" } else { "mamba" };
+        return Some(Role::Tensor(format!("{prefix}{mixer}.{part}")));
+    }
     // These parameters are neither a weight nor a bias.
     let bare = match (family, rest) {
         (_, "ssm_a") if family.has_delta_nets() => Some("linear_attn.A_log"),
         (_, "ssm_dt.bias") if family.has_delta_nets() => Some("linear_attn.dt_bias"),
-        (Family::Glm4Moe, "exp_probs_b.bias") => Some("mlp.gate.e_score_correction_bias"),
+        (Family::Glm4Moe | Family::DeepSeek2, "exp_probs_b.bias") => Some("mlp.gate.e_score_correction_bias"),
         (Family::Lfm2Moe, "exp_probs_b.bias") => Some("mlp.expert_bias"),
+        (Family::Gemma4, "layer_output_scale.weight") => Some("layer_scalar"),
+        (Family::Gemma4, "ffn_gate_inp.scale") => Some("router.scale"),
+        (Family::Gemma4, "ffn_down_exps.scale") => Some("router.per_expert_scale"),
+        (Family::GptOss, "attn_sinks.weight") => Some("self_attn.sinks"),
         _ => None,
     };
     if let Some(name) = bare {
@@ -105,6 +123,15 @@ fn block(family: Family, layers: usize, layer: usize, rest: &str) -> Option<Role
     };
     if !projections.is_empty() {
         return Some(Role::Experts { prefix: format!("{prefix}mlp."), projections });
+    }
+    let biased = match (family, stem, suffix) {
+        (Family::GptOss, "ffn_gate_exps", "bias") => Some("gate_proj"),
+        (Family::GptOss, "ffn_up_exps", "bias") => Some("up_proj"),
+        (Family::GptOss, "ffn_down_exps", "bias") => Some("down_proj"),
+        _ => None,
+    };
+    if let Some(projection) = biased {
+        return Some(Role::ExpertBiases { prefix: format!("{prefix}mlp."), projection });
     }
     if stem == "attn_rot_embd" {
         return Some(Role::Redundant);
@@ -127,15 +154,40 @@ fn block(family: Family, layers: usize, layer: usize, rest: &str) -> Option<Role
 fn decoder_block(family: Family, stem: &str) -> Option<&'static str> {
     // A GGUF name can denote different tensors, depending on the structure of the block.
     let own = match (family, stem) {
-        (Family::Gemma3 | Family::GemmaEmbedding, "ffn_norm") => Some("pre_feedforward_layernorm"),
-        (Family::Gemma3 | Family::GemmaEmbedding, "post_ffw_norm") => Some("post_feedforward_layernorm"),
-        (Family::Gemma3 | Family::GemmaEmbedding | Family::Glm4Moe, "post_attention_norm") => {
-            Some("post_attention_layernorm")
+        (Family::Gemma4, "inp_gate") => Some("per_layer_input_gate"),
+        (Family::Gemma4, "proj") => Some("per_layer_projection"),
+        (Family::Gemma4, "post_norm") => Some("post_per_layer_input_norm"),
+        (Family::Gemma4, "pre_ffw_norm_2") => Some("pre_feedforward_layernorm_2"),
+        (Family::Gemma4, "post_ffw_norm_1") => Some("post_feedforward_layernorm_1"),
+        (Family::Gemma4, "post_ffw_norm_2") => Some("post_feedforward_layernorm_2"),
+        (Family::Gemma4, "ffn_gate_inp") => Some("router.proj"),
+        (Family::Gemma3 | Family::Gemma4 | Family::GemmaEmbedding, "ffn_norm") => {
+            Some("pre_feedforward_layernorm")
         }
+        (Family::Gemma3 | Family::Gemma4 | Family::GemmaEmbedding, "post_ffw_norm") => {
+            Some("post_feedforward_layernorm")
+        }
+        (
+            Family::Gemma3 | Family::Gemma4 | Family::GemmaEmbedding | Family::Glm4Moe | Family::GptOss,
+            "post_attention_norm",
+        ) => Some("post_attention_layernorm"),
         (Family::Olmo2 | Family::Exaone4 | Family::SeedOss, "post_attention_norm") => {
             Some("post_attention_layernorm")
         }
         (Family::Olmo2 | Family::Exaone4, "post_ffw_norm") => Some("post_feedforward_layernorm"),
+        (Family::DeepSeek2, "attn_q_a") => Some("self_attn.q_a_proj"),
+        (Family::DeepSeek2, "attn_q_a_norm") => Some("self_attn.q_a_layernorm"),
+        (Family::DeepSeek2, "attn_q_b") => Some("self_attn.q_b_proj"),
+        (Family::DeepSeek2, "attn_kv_a_mqa") => Some("self_attn.kv_a_proj_with_mqa"),
+        (Family::DeepSeek2, "attn_kv_a_norm") => Some("self_attn.kv_a_layernorm"),
+        (Family::DeepSeek2, "attn_kv_b") => Some("self_attn.kv_b_proj"),
+        (Family::DeepSeek2, "attn_k_b") => Some("self_attn.k_b_proj"),
+        (Family::DeepSeek2, "attn_v_b") => Some("self_attn.v_b_proj"),
+        (Family::Mamba2, "attn_norm") => Some("norm"),
+        (Family::GraniteHybrid, "ffn_gate_shexp") => Some("mlp.shared_mlp.gate_proj"),
+        (Family::GraniteHybrid, "ffn_up_shexp") => Some("mlp.shared_mlp.up_proj"),
+        (Family::GraniteHybrid, "ffn_down_shexp" | "ffn_down") => Some("shared_mlp.output_linear"),
+        (Family::GptOss, "ffn_gate_inp") => Some("mlp.router"),
         (Family::Glm4, "post_attention_norm") => Some("post_self_attn_layernorm"),
         (Family::Glm4, "post_ffw_norm") => Some("post_mlp_layernorm"),
         (Family::Glm4, "ffn_up") => Some("mlp.gate_up_proj"),
@@ -149,9 +201,9 @@ fn decoder_block(family: Family, stem: &str) -> Option<&'static str> {
         (Family::Gpt2, "attn_output") => Some("attn.c_proj"),
         (Family::Phi3, "attn_qkv") => Some("self_attn.qkv_proj"),
         (Family::Phi3, "ffn_up") => Some("mlp.gate_up_proj"),
-        (Family::Glm4Moe, "ffn_gate_shexp") => Some("mlp.shared_experts.gate_proj"),
-        (Family::Glm4Moe, "ffn_up_shexp") => Some("mlp.shared_experts.up_proj"),
-        (Family::Glm4Moe, "ffn_down_shexp") => Some("mlp.shared_experts.down_proj"),
+        (Family::Glm4Moe | Family::DeepSeek2, "ffn_gate_shexp") => Some("mlp.shared_experts.gate_proj"),
+        (Family::Glm4Moe | Family::DeepSeek2, "ffn_up_shexp") => Some("mlp.shared_experts.up_proj"),
+        (Family::Glm4Moe | Family::DeepSeek2, "ffn_down_shexp") => Some("mlp.shared_experts.down_proj"),
         (Family::Glm4Moe, "nextn.eh_proj") => Some("eh_proj"),
         (Family::Glm4Moe, "nextn.enorm") => Some("enorm"),
         (Family::Glm4Moe, "nextn.hnorm") => Some("hnorm"),
@@ -197,6 +249,21 @@ fn delta_net_block(stem: &str) -> Option<&'static str> {
         "ssm_conv1d" => "linear_attn.conv1d",
         "ssm_norm" => "linear_attn.norm",
         "ssm_out" => "linear_attn.out_proj",
+        _ => return None,
+    })
+}
+
+/// Translates a tensor of Mamba-2 behind the layer's number.
+fn mamba_part(rest: &str) -> Option<&'static str> {
+    Some(match rest {
+        "ssm_in.weight" => "in_proj.weight",
+        "ssm_out.weight" => "out_proj.weight",
+        "ssm_norm.weight" => "norm.weight",
+        "ssm_conv1d.weight" => "conv1d.weight",
+        "ssm_conv1d.bias" => "conv1d.bias",
+        "ssm_dt.bias" => "dt_bias",
+        "ssm_a" => "A_log",
+        "ssm_d" => "D",
         _ => return None,
     })
 }
@@ -318,6 +385,19 @@ mod tests {
                 "model.layers.8.shared_head.norm.weight",
             ),
             (Family::Lfm2, "token_embd_norm.weight", "model.norm.weight"),
+            (Family::GptOss, "blk.1.attn_sinks.weight", "model.layers.1.self_attn.sinks"),
+            (Family::Gemma4, "per_layer_token_embd.weight", "model.embed_tokens_per_layer.weight"),
+            (Family::Gemma4, "blk.1.layer_output_scale.weight", "model.layers.1.layer_scalar"),
+            (Family::Gemma4, "blk.1.ffn_down_exps.scale", "model.layers.1.router.per_expert_scale"),
+            (Family::Mamba2, "blk.1.ssm_a", "backbone.layers.1.mixer.A_log"),
+            (Family::GraniteHybrid, "blk.1.ssm_dt.bias", "model.layers.1.mamba.dt_bias"),
+            (
+                Family::GraniteHybrid,
+                "blk.1.ffn_down_shexp.weight",
+                "model.layers.1.shared_mlp.output_linear.weight",
+            ),
+            (Family::DeepSeek2, "blk.1.attn_k_b.weight", "model.layers.1.self_attn.k_b_proj.weight"),
+            (Family::GptOss, "blk.1.ffn_gate_inp.bias", "model.layers.1.mlp.router.bias"),
             (Family::Lfm2Moe, "blk.1.shortconv.in_proj.weight", "model.layers.1.conv.in_proj.weight"),
             (Family::Lfm2Moe, "blk.1.exp_probs_b.bias", "model.layers.1.mlp.expert_bias"),
             (Family::Bert, "token_embd_norm.bias", "embeddings.LayerNorm.bias"),

@@ -36,8 +36,24 @@ pub(super) fn rope(
     }
     let mut parameters = rope_scaling(keys, seen)?;
     parameters.insert("rope_theta".into(), json!(theta));
-    let head_dim = keys.head_dim()?;
-    let rotary = keys.number("rope.dimension_count")?.unwrap_or(head_dim);
+    // Its makers do not round the bounds between frequencies that are scaled and those that are not.
+    if family == Family::GptOss && parameters.get("rope_type").is_some_and(|kind| kind == "yarn") {
+        parameters.insert("truncate".into(), false.into());
+    }
+    let rotary = keys.number("rope.dimension_count")?;
+    // A tenth of the weight, for llama.cpp's own reasons. The other weight is the same in all published models.
+    if family == Family::DeepSeek2
+        && let Some(weight) = keys.float("rope.scaling.yarn_log_multiplier")?
+    {
+        let weight = tidy(10.0 * weight);
+        set(&mut parameters, json!({"mscale": weight, "mscale_all_dim": weight}));
+    }
+    let head_dim = match family {
+        // The rotated part of a head rotates as a whole.
+        Family::DeepSeek2 => keys.dimension("rope.dimension_count")?,
+        _ => keys.head_dim()?,
+    };
+    let rotary = rotary.unwrap_or(head_dim);
     if rotary == 0 || rotary > head_dim {
         return Err(Fault::new(
             keys.key("rope.dimension_count"),

@@ -6,7 +6,7 @@ use super::keys::Keys;
 use super::metadata::{List, Value as Metadatum};
 use crate::error::Fault;
 
-const SLIDING: &str = "sliding_attention";
+pub(super) const SLIDING: &str = "sliding_attention";
 const FULL: &str = "full_attention";
 const PATTERN: &str = "attention.sliding_window_pattern";
 
@@ -49,6 +49,12 @@ pub(super) fn gemma3(keys: &Keys<'_>) -> Result<Value, Fault> {
     let window = sliding_window(keys)?;
     let types = pattern(keys, window.is_some(), Some(GEMMA3_PATTERN))?;
     Ok(json!({"sliding_window": window, "layer_types": types}))
+}
+
+/// The window entries of Gemma 4's configuration, whose files tell the kind of each layer.
+pub(super) fn gemma4(keys: &Keys<'_>) -> Result<Value, Fault> {
+    let window = keys.dimension("attention.sliding_window")?;
+    Ok(json!({"sliding_window": window, "layer_types": pattern(keys, true, None)?}))
 }
 
 /// Every third layer of ModernBERT has full attention, from the first on, unless the metadata says otherwise.
