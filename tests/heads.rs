@@ -278,9 +278,15 @@ fn noise(seed: u32, count: usize) -> Vec<f32> {
 /// An installed adapter computes what a model with the adapter merged into its weights computes.
 #[test]
 fn an_adapter_is_the_weights_it_would_make() {
+    adapter_equals_weights("qwen3", ["q_proj.weight", "down_proj.weight"]);
+    // Latent attention multiplies with parts of the adapted matrix.
+    adapter_equals_weights("deepseek_v3", ["kv_b_proj.weight", "o_proj.weight"]);
+}
+
+fn adapter_equals_weights(family: &str, targets: [&str; 2]) {
     const RANK: usize = 3;
     let folder = tempfile::tempdir().unwrap();
-    let path = installable("qwen3", folder.path());
+    let path = installable(family, folder.path());
     let checkpoint = Checkpoint::open(&path).unwrap();
     let layers = Model::open(&path, &device("cpu").unwrap()).unwrap().decoder().unwrap().layers();
     let (split, scale) = (layers - 2, 0.5);
@@ -291,7 +297,7 @@ fn an_adapter_is_the_weights_it_would_make() {
     for (name, view) in SafeTensors::deserialize(&bytes).unwrap().tensors() {
         let mut values: Vec<f32> =
             view.data().as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
-        let adapted = name.ends_with("q_proj.weight") || name.ends_with("down_proj.weight");
+        let adapted = targets.iter().any(|target| name.ends_with(target));
         if adapted && layer_of(&name).is_some_and(|layer| layer >= split) {
             let [outputs, inputs] = view.shape() else { unreachable!() };
             let (inward, outward) = (noise(1, RANK * inputs), noise(2, outputs * RANK));

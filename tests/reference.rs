@@ -147,6 +147,7 @@ fn classifiers_score_as_the_reference() {
             // Beside another text, which must not change the scores.
             let inputs = [EncoderInput::new(&ids[..5]), EncoderInput::new(&ids)];
             let found = read_floats(encoder.classify(&inputs).unwrap().unwrap()).unwrap();
+            assert_eq!(found.len(), labels + expected.len());
             for (found, expected) in found[labels..].iter().zip(&expected) {
                 assert!((found - expected).abs() < 1e-4, "{name} on {device_name}: {found}, not {expected}");
             }

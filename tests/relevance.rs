@@ -4,6 +4,7 @@
 
 use std::path::{Path, PathBuf};
 
+use firebox::internals::model::{Pooling, of_length_one};
 use firebox::relevance::{
     EarlierTurn, LabelledPair, RelevanceScorer, SentenceEncoder, Similarity, TurnContent, TurnEncoder,
 };
@@ -228,7 +229,8 @@ fn a_turn_has_the_vector_of_its_text() {
     let mut encoder = SentenceEncoder::new(model.clone()).unwrap();
     let text = "Hello world, this is a turn.";
     let tokens = model.tokenizer().unwrap().encode(text, true).unwrap();
-    let expected = model.encoder().unwrap().embed(&tokens).unwrap().try_into_vec_as::<f32>().unwrap();
+    let states = model.encoder().unwrap().forward(&tokens).unwrap();
+    let expected = of_length_one(Pooling::Mean.pool(states)).try_into_vec_as::<f32>().unwrap();
     assert_eq!(encoder.encode(said(text)).unwrap(), expected);
     assert_eq!(encoder.encode(said("")).unwrap(), Vec::<f32>::new());
 }

@@ -59,7 +59,7 @@ fn checkpoints(scratch: &Path) -> Vec<PathBuf> {
     // Layers of Gemma 4 read rows of a table and what earlier layers store.
     let bundle = scratch.join("gemma4_text-q4");
     let quantize = Some(Quantization { bits: Bits::Q4, group: 32 });
-    import(&fixtures("reference/gemma4_text"), &bundle, &ImportOptions { quantize }, &mut |_| ()).unwrap();
+    import(fixtures("reference/gemma4_text"), &bundle, &ImportOptions { quantize }, &mut |_| ()).unwrap();
     paths.push(bundle);
     assert_eq!(paths.len(), 14 * 5 + 21 + 2 + 1);
     paths

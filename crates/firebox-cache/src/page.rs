@@ -128,7 +128,7 @@ impl Page {
         }
     }
 
-    /// Replaces the keys of some slots, and the values where they are the keys.
+    /// Replaces the keys of some slots. In a layer of latents, replaces the rows, which serve as both.
     pub fn change_keys(&self, layer: usize, slots: &Range<usize>, change: impl FnOnce(KvTensor) -> KvTensor) {
         let mut content = self.content();
         content.writes += 1;

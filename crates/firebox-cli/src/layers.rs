@@ -35,7 +35,7 @@ pub struct Layer {
     pub feed_forward: String,
 }
 
-/// The layers of a decoder in runs.
+/// Groups consecutive layers that are equal.
 pub fn layer_runs(blocks: &[BlockConfig]) -> Vec<LayerRun> {
     let mut runs: Vec<LayerRun> = Vec::new();
     for (index, block) in blocks.iter().enumerate() {

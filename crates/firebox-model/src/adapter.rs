@@ -8,8 +8,8 @@ use crate::ModelError;
 use crate::adapter_plan::{INWARD, OUTWARD};
 use crate::weights::Weights;
 
-/// A change of low rank to a product: `scale · (x · inwardᵀ) · outwardᵀ`, which is not multiplied out
-/// where the weight is multiplied as a whole.
+/// A change of low rank to a product: `scale · (x · inwardᵀ) · outwardᵀ`, which only latent
+/// attention multiplies out.
 #[derive(Module, Debug)]
 pub struct Adapter {
     /// `[rank, inputs]`

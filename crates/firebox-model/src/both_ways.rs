@@ -7,7 +7,7 @@ use burn::tensor::{Tensor, TensorData, activation};
 use crate::config::AttentionConfig;
 use crate::rows::Rows;
 
-/// Queries that attend together. More need more memory for their scores, which are as many as the text has tokens.
+/// Queries that attend together. Each needs a score for every token of the text.
 pub const QUERIES_AT_ONCE: usize = 512;
 
 /// Attention of queries, keys and values `[rows, heads, head_dim]`, each text on its own. Returns `[rows, heads * head_dim]`.

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 
 use burn::tensor::{Device, Tensor};
-use firebox_store::Checkpoint;
+use firebox_store::{Checkpoint, TensorInfo};
 
 use crate::ModelError;
 use crate::config::Activation;
@@ -16,6 +16,7 @@ use crate::weights::Weights;
 pub struct DenseLayer {
     linear: Linear,
     activation: Option<Activation>,
+    inputs: usize,
     outputs: usize,
 }
 
@@ -52,7 +53,7 @@ impl DenseLayer {
         let bias = fields.flag("bias")?.unwrap_or(true);
         let linear = Linear::load(&weights, "linear", inputs, outputs, bias)?;
         weights.all_taken(|_| false)?;
-        Ok(Self { linear, activation, outputs })
+        Ok(Self { linear, activation, inputs, outputs })
     }
 
     /// Loads the layers that a GGUF file holds beside its encoder.
@@ -60,15 +61,22 @@ impl DenseLayer {
         let taken = RefCell::default();
         let weights = Weights::new(checkpoint, device, &taken);
         let names = ["dense_2", "dense_3"];
-        let shaped = names.into_iter().filter_map(|name| {
-            let info = checkpoint.info(&format!("{name}.weight"))?;
-            Some((name, *info.shape.first()?, *info.shape.get(1)?))
-        });
-        let layer = |(name, outputs, inputs)| {
+        let present =
+            names.into_iter().filter_map(|name| Some((name, checkpoint.info(&format!("{name}.weight"))?)));
+        let layer = |(name, info): (&str, &TensorInfo)| {
+            let [outputs, inputs] = info.shape[..] else {
+                let (name, found) = (info.name.clone(), info.shape.clone());
+                return Err(ModelError::Shape { name, expected: vec![0, 0], found });
+            };
             let linear = Linear::load(&weights, name, inputs, outputs, false)?;
-            Ok::<_, ModelError>(Self { linear, activation: None, outputs })
+            Ok(Self { linear, activation: None, inputs, outputs })
         };
-        shaped.map(layer).collect()
+        present.map(layer).collect()
+    }
+
+    /// Returns the number of elements of what it takes.
+    pub fn inputs(&self) -> usize {
+        self.inputs
     }
 
     /// Returns the number of elements of its vectors.

@@ -14,7 +14,7 @@ use crate::families::Architecture;
 use crate::linear::Linear;
 use crate::matrix::Matrix;
 use crate::norm::Norm;
-use crate::pooling::{Pooling, of_length_one};
+use crate::pooling::Pooling;
 use crate::rows::{Rows, Span};
 use crate::weights::{Weights, param};
 
@@ -192,11 +192,6 @@ impl Encoder {
         })
     }
 
-    /// Returns the mean of the hidden states, normalised to length one: `[hidden_size]`.
-    pub fn embed(&self, tokens: &[u32]) -> Result<Tensor<1>, ModelError> {
-        Ok(of_length_one(Pooling::Mean.pool(self.forward(tokens)?)))
-    }
-
     /// Returns the number of labels, or `None` without a classifier.
     pub fn labels(&self) -> Option<usize> {
         self.classifier.as_ref().map(|classifier| classifier.labels)
@@ -226,7 +221,11 @@ impl Classifier {
     ) -> Result<Self, ModelError> {
         let outside = root.has(&format!("{}.weight", config.dense));
         let weights = if outside { root } else { encoder };
-        let labels = root.rows_of(&format!("{}.weight", config.scores)).unwrap_or_default();
+        let scores = format!("{}.weight", config.scores);
+        let labels = root.rows_of(&scores).unwrap_or_default();
+        if labels == 0 {
+            return Err(ModelError::Shape { name: scores, expected: vec![1, width], found: vec![0, width] });
+        }
         Ok(Self {
             dense: Linear::load(weights, config.dense, width, width, config.bias)?,
             norm: config.norm.as_ref().map(|norm| Norm::load(norm, weights)).transpose()?,

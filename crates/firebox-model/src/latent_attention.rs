@@ -1,8 +1,10 @@
 //! Attention to latents that all heads share, from which heads project keys and values.
 //!
-//! A row of the cache is the rotated part of the key, then the latent. Nothing is projected from cached rows: a query meets its head's
-//! factor of keys before it meets the row, and what a head attends to meets its factor of values afterwards, which is the same sum in
-//! another order. So a row is the key of all heads, and but for its rotated part their value.
+//! A row of the cache is the rotated part of the key, then the latent. Each query is multiplied by its head's factor of keys, so that its
+//! product with a latent is its product with the key; weighted sums of latents are multiplied by the head's factor of values. Cached
+//! rows are never projected: a row is the key of all heads, and but for its rotated part their value.
+
+use std::cell::OnceCell;
 
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Tensor};
@@ -177,11 +179,12 @@ impl HeadFactors {
         factors: impl Fn() -> Tensor<3>,
     ) -> Tensor<3> {
         if linear::accepts_prepared(&x.device()) {
+            let whole = OnceCell::new();
             let prepared: Option<Vec<&PreparedWeight>> = prepared
                 .iter()
                 .enumerate()
                 .map(|(head, prepared)| {
-                    let factor = || factors().narrow(0, head, 1).squeeze_dim(0);
+                    let factor = || whole.get_or_init(&factors).clone().narrow(0, head, 1).squeeze_dim(0);
                     prepared.get_or_prepare(|| Weight::Dense(factor()))
                 })
                 .collect();

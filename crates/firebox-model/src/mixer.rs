@@ -70,8 +70,8 @@ pub enum MixerMemory {
         /// That layer, whose mixer caches keys and values.
         layer: usize,
     },
-    /// A row for every position that is key and value of one head at once. A position scheme rotates its first elements,
-    /// which are to be left out of what is attended to.
+    /// A row for every position that is key and value of one head at once. A position scheme rotates its first elements;
+    /// the mixer drops them from what attention yields.
     Latents {
         /// Width of a row.
         width: usize,
@@ -222,7 +222,12 @@ impl Mixer {
     /// this one does.
     pub fn forward(&self, x: Tensor<2>, sequences: Sequences<'_>) -> Result<Tensor<2>, ModelError> {
         let fits = |cache: &LayerCache<'_>| match self {
-            Self::Attention(_) | Self::LatentAttention(_) => matches!(cache, LayerCache::Attention(_)),
+            Self::Attention(_) => {
+                matches!(cache, LayerCache::Attention(cache) if cache.stores_latents() != Some(true))
+            }
+            Self::LatentAttention(_) => {
+                matches!(cache, LayerCache::Attention(cache) if cache.stores_latents() != Some(false))
+            }
             Self::GatedDeltaNet(_) | Self::ShortConvolution(_) | Self::Mamba(_) => {
                 matches!(cache, LayerCache::Recurrent(_))
             }

@@ -3,10 +3,10 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use firebox_store::{Checkpoint, ReadUnit, SegmentId, TILE_ROWS};
+use firebox_store::{Checkpoint, Encoding, ReadUnit, SegmentId, TILE_ROWS};
 
 use crate::ModelError;
-use crate::config::{BlockConfig, DecoderConfig, FeedForwardConfig};
+use crate::config::{BlockConfig, DecoderConfig, FeedForwardConfig, LatentAttentionConfig, MixerConfig};
 use crate::expert_cache::EXPERTS;
 
 /// A decoder's weights in parts: its blocks, each in one or a few pieces, then its unembedding in blocks of rows. The embedding is no
@@ -19,6 +19,8 @@ pub struct Partition {
     pub whole: Vec<Arc<ReadUnit>>,
     /// The parts of each block.
     pub blocks: Vec<Range<usize>>,
+    /// Bytes of each block that are in memory beside those of the file.
+    copies: Vec<u64>,
 }
 
 impl Partition {
@@ -61,14 +63,23 @@ impl Partition {
         for rows in row_blocks(checkpoint, &unembedding, config.vocab_size, largest) {
             units.push(Arc::new(checkpoint.rows(&unembedding, rows)?));
         }
-        Ok(Self { units, whole, blocks })
+        let copies = (config.blocks.iter().enumerate())
+            .map(|(index, block)| match &block.mixer {
+                MixerConfig::LatentAttention(attention) => {
+                    copies_of_factors(checkpoint, &config.block_prefix(index), attention)
+                }
+                _ => 0,
+            })
+            .collect();
+        Ok(Self { units, whole, blocks, copies })
     }
 
     /// Bytes of memory that a part takes while it is resident, experts included.
     pub fn part_bytes(&self, part: usize) -> u64 {
-        let block = self.blocks.binary_search_by_key(&part, |pieces| pieces.start);
-        let whole = block.ok().filter(|block| self.blocks[*block].len() == 1).map(|block| &self.whole[block]);
-        whole.unwrap_or_else(|| &self.units[part]).buffer_bytes() as u64
+        let block = self.blocks.binary_search_by_key(&part, |pieces| pieces.start).ok();
+        let copies = block.map_or(0, |block| self.copies[block]);
+        let whole = block.filter(|block| self.blocks[*block].len() == 1).map(|block| &self.whole[block]);
+        whole.unwrap_or_else(|| &self.units[part]).buffer_bytes() as u64 + copies
     }
 
     /// The number of parts that belong to blocks.
@@ -81,6 +92,23 @@ impl Partition {
         let block = self.blocks.partition_point(|pieces| pieces.end <= part);
         (block < self.blocks.len()).then_some(block)
     }
+}
+
+/// Returns the bytes of what latent attention makes of the matrices that heads multiply latents by: it unpacks packed ones, and
+/// transposes the part of keys where both parts are one matrix.
+fn copies_of_factors(checkpoint: &Checkpoint, prefix: &str, attention: &LatentAttentionConfig) -> u64 {
+    let &LatentAttentionConfig { heads, rank, plain_dim, value_dim, separate_factors, .. } = attention;
+    let bytes = |name: &str, numbers: usize| {
+        let info = checkpoint.info(&format!("{prefix}self_attn.{name}.weight"));
+        let packed = info.is_some_and(|info| !matches!(info.encoding, Encoding::Plain(_)));
+        if packed { numbers * size_of::<f32>() } else { 0 }
+    };
+    let (keys, values) = (heads * rank * plain_dim, heads * rank * value_dim);
+    let copies = match separate_factors {
+        true => bytes("k_b_proj", keys) + bytes("v_b_proj", values),
+        false => bytes("kv_b_proj", keys + values) + keys * size_of::<f32>(),
+    };
+    copies as u64
 }
 
 /// Divides the rows of a matrix into as few blocks of equal size, of whole tiles, as have at most `most` bytes each.

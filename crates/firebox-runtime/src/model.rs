@@ -109,7 +109,11 @@ impl Model {
         let name = checkpoint.path().file_stem().unwrap_or_default().to_string_lossy();
         let meters = telemetry.model(&name);
         let network = Arc::new(network);
-        let dense = dense_layers(&checkpoint, device)?;
+        let hidden_size = match &*network {
+            Network::Encoder(encoder) => encoder.config().hidden_size,
+            Network::Decoder(decoder) => decoder.config().hidden_size,
+        };
+        let dense = dense_layers(&checkpoint, hidden_size, device)?;
         let model = Self {
             network,
             dense,

@@ -66,9 +66,10 @@ impl Readout {
     }
 }
 
-/// Loads the dense layers behind the pooling.
+/// Loads the dense layers behind the pooling of states of this width.
 pub(crate) fn dense_layers(
     checkpoint: &Checkpoint,
+    hidden_size: usize,
     device: &Device,
 ) -> Result<Arc<[DenseLayer]>, RuntimeError> {
     let mut layers = DenseLayer::beside_encoder(checkpoint, device)?;
@@ -77,6 +78,14 @@ pub(crate) fn dense_layers(
             let folder = Checkpoint::open(checkpoint.path().join(folder))?;
             layers.push(DenseLayer::load(&folder, device)?);
         }
+    }
+    let mut width = hidden_size;
+    for layer in &layers {
+        if layer.inputs() != width {
+            let reason = format!("{}, but {width} numbers come in", layer.inputs());
+            return Err(malformed(checkpoint.path(), "in_features", reason));
+        }
+        width = layer.outputs();
     }
     Ok(layers.into())
 }
@@ -99,14 +108,29 @@ fn modules(checkpoint: &Checkpoint) -> Result<Vec<(String, String)>, RuntimeErro
 
 /// Refuses modules that would change the vectors and are not supported.
 fn check_modules(checkpoint: &Checkpoint) -> Result<(), RuntimeError> {
-    let known = ["Transformer", "Pooling", "Dense", "Normalize", "Dropout"];
-    match modules(checkpoint)?.iter().find(|(kind, _)| !known.contains(&kind.as_str())) {
-        None => Ok(()),
-        Some((kind, _)) => {
-            let path = checkpoint.path().join("modules.json");
-            Err(malformed(&path, "type", format!("{kind:?} is none of {}", known.join(", "))))
+    // In the order in which they may stand.
+    const KNOWN: [&str; 5] = ["Transformer", "Pooling", "Dense", "Normalize", "Dropout"];
+    const DROPOUT: usize = KNOWN.len() - 1;
+    let path = checkpoint.path().join("modules.json");
+    let mut places = Vec::new();
+    for (kind, _) in modules(checkpoint)? {
+        match KNOWN.iter().position(|known| *known == kind) {
+            // It drops nothing outside of training.
+            Some(DROPOUT) => {}
+            Some(place) => places.push(place),
+            None => {
+                return Err(malformed(&path, "type", format!("{kind:?} is none of {}", KNOWN.join(", "))));
+            }
         }
     }
+    if places.is_sorted() {
+        return Ok(());
+    }
+    Err(malformed(
+        &path,
+        "type",
+        format!("modules stand in another order than {}", KNOWN[..DROPOUT].join(", ")),
+    ))
 }
 
 /// Returns the pooling that the checkpoint recommends. Another pooling would give wrong vectors without an error.
@@ -121,7 +145,9 @@ fn recommended(checkpoint: &Checkpoint) -> Result<Option<Pooling>, RuntimeError>
             return Err(malformed(checkpoint.path(), "firebox.pooling", reason));
         }
     }
-    let path = checkpoint.path().join("1_Pooling").join("config.json");
+    let listed = modules(checkpoint)?.into_iter().find(|(kind, _)| kind == "Pooling");
+    let folder = listed.map_or_else(|| "1_Pooling".into(), |(_, folder)| folder);
+    let path = checkpoint.path().join(folder).join("config.json");
     let Some(said) = read_json::<Map<String, Value>>(&path)? else { return Ok(None) };
     let is_on = |(name, value): &(&String, &Value)| {
         name.starts_with("pooling_mode_") && value.as_bool() == Some(true)

@@ -104,6 +104,16 @@ impl<'a> AttentionCache<'a> {
         }
     }
 
+    /// Returns whether rows of [latents](Self::append_latents) are stored, or else keys and values; `None` if either may be.
+    pub fn stores_latents(&self) -> Option<bool> {
+        match &self.0 {
+            KvStorage::Paged { sequence, layer } => {
+                Some(matches!(sequence.pool.layout().layers[*layer], LayerLayout::Latents { .. }))
+            }
+            KvStorage::Transient(_) => None,
+        }
+    }
+
     /// Returns whether keys and values are stored in pages as floats, which [`append_with`](Self::append_with) requires.
     pub fn stores_floats(&self) -> bool {
         match &self.0 {

@@ -109,9 +109,8 @@ fn refuse_other_layers(fields: &Fields<'_>) -> Result<(), ModelError> {
             fields.error("moe_every_n_layers", format!("is {experts}; experts are not supported here"))
         );
     }
-    match fields.number("rotary_emb_fraction")? {
+    match fields.number("rotary_emb_fraction")?.filter(|fraction| *fraction != 1.0) {
         None => Ok(()),
-        Some(fraction) if fraction == 1.0 => Ok(()),
         Some(fraction) => {
             Err(fields.error("rotary_emb_fraction", format!("is {fraction}; whole heads are rotated, 1.0")))
         }

@@ -142,7 +142,7 @@ impl Model {
         let width = decoder.config().hidden_size;
         // States of a text that takes several passes are held until its end, and copied then.
         let states = if longest > chunk { 2 * longest * width } else { 0 };
-        let vectors = width * (texts.len().min(chunk) * PASSES_OF_VECTORS);
+        let vectors = self.embedding_width() * (texts.len().min(chunk) * PASSES_OF_VECTORS);
         let bytes = (size_of::<f32>() * (remaining + states + vectors)) as u64;
         Ok(Embedding {
             charge: self.pay_for(bytes)?,

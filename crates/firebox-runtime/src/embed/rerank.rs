@@ -50,10 +50,9 @@ impl Model {
         let tokenizer = self.tokenizer()?;
         let query = Framed::new(tokenizer, query)?;
         let longest = encoder.config().max_positions;
-        let between = match &encoder.config().classifier {
-            Some(classifier) if classifier.repeats_separator => query.closing.repeat(2),
-            _ => query.closing.clone(),
-        };
+        // Families that repeat the separator do not tell the texts apart by types.
+        let repeats = encoder.config().classifier.as_ref().is_some_and(|config| config.repeats_separator);
+        let between = if repeats { query.closing.repeat(2) } else { query.closing.clone() };
         let pair = |document: &T| {
             let document = Framed::new(tokenizer, document.as_ref())?;
             let around = query.opening.len() + between.len() + document.closing.len();
@@ -61,7 +60,7 @@ impl Model {
             let asked = query.words.len().min(longest.saturating_sub(around + 1));
             let told = document.words.len().min(longest.saturating_sub(around + asked));
             let mut tokens = [&query.opening[..], &query.words[..asked], &between].concat();
-            let second = tokens.len();
+            let second = if repeats { usize::MAX } else { tokens.len() };
             tokens.extend_from_slice(&document.words[..told]);
             tokens.extend_from_slice(&document.closing);
             Ok((tokens, second))

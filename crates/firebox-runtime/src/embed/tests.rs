@@ -1,6 +1,7 @@
 //! Tests of embedding and ranking.
 
 use std::fs;
+use std::num::NonZero;
 use std::path::{Path, PathBuf};
 
 use firebox_model::{EncoderInput, Pooling};
@@ -142,6 +143,9 @@ fn a_text_of_any_length_has_a_vector() {
     let texts = ["a ".repeat(longest * 3), "b ".repeat(5), String::new()];
     let found = model.embed(&texts, &EmbedOptions::default()).unwrap();
     assert!(found.iter().all(|vector| (length(vector) - 1.0).abs() < 1e-5));
+    let cut = EmbedOptions { dimensions: NonZero::new(5), ..EmbedOptions::default() };
+    let short = model.embed(&texts, &cut).unwrap();
+    assert!(short.iter().all(|vector| vector.len() == 5 && (length(vector) - 1.0).abs() < 1e-5));
     assert_eq!(model.embed::<&str>(&[], &EmbedOptions::default()).unwrap(), Vec::<Vec<f32>>::new());
     let many = vec!["a b a"; 700];
     let found = model.embed(&many, &EmbedOptions::default()).unwrap();
@@ -350,7 +354,8 @@ fn modules_behind_a_model_are_applied_or_refused() {
     let refused = embedded().unwrap_err().to_string();
     assert!(refused.contains("WordWeights"), "{refused}");
     write(module("Dense", "../2_Dense"));
-    assert!(reopened().is_err(), "a folder outside the model's");
+    let refused = reopened().unwrap_err().to_string();
+    assert!(refused.contains("modules.json") && refused.contains("folder of the model"), "{refused}");
 
     let (inputs, outputs) = (48, 3);
     write(module("Dense", "2_Dense"));
@@ -381,6 +386,20 @@ fn modules_behind_a_model_are_applied_or_refused() {
         .map(|(row, bias)| (row.iter().zip(&pooled).map(|(a, b)| a * b).sum::<f32>() + bias).tanh())
         .collect();
     assert!(close(&found, &expected), "{found:?}, not {expected:?}");
+    let cut = EmbedOptions { dimensions: NonZero::new(2), normalize: false, pooling: None };
+    assert_eq!(model.embed(&text, &cut).unwrap()[0], found[..2]);
+    let modules = |kinds: &[&str]| {
+        let module = |kind: &&str| json!({ "path": "2_Dense", "type": format!("sentence_transformers.models.{kind}") });
+        fs::write(path("modules.json"), json!(kinds.iter().map(module).collect::<Vec<_>>()).to_string())
+            .unwrap();
+    };
+    modules(&["Normalize", "Dense"]);
+    let refused = embedded().unwrap_err().to_string();
+    assert!(refused.contains("another order"), "{refused}");
+    modules(&["Dense", "Dense"]);
+    let refused = reopened().unwrap_err().to_string();
+    assert!(refused.contains("in_features") && refused.contains("3 numbers come in"), "{refused}");
+    modules(&["Dense"]);
     config("torch.nn.modules.activation.Hardtanh");
     let refused = reopened().unwrap_err().to_string();
     assert!(refused.contains("activation_function") && refused.contains("Hardtanh"), "{refused}");
