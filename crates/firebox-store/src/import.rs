@@ -22,7 +22,7 @@ use crate::progress::Progress;
 use crate::safetensors_writer::TensorWriter;
 use crate::segment::SegmentId;
 use crate::segment_writer::{SegmentWriter, segment_ids};
-use crate::text::{CHAT_TEMPLATE, GGUF_VOCABULARY, TOOLS_TEMPLATE, TokenizerSource};
+use crate::text::{CHAT_TEMPLATE, GENERATION_CONFIG, GGUF_VOCABULARY, TOOLS_TEMPLATE, TokenizerSource};
 use crate::{expert_stacks, heads, packed};
 
 /// Files that are copied into the bundle unchanged.
@@ -34,7 +34,7 @@ const COPIED_FILES: [&str; 18] = [
     "vocab.json",
     "merges.txt",
     "tokenizer.model",
-    "generation_config.json",
+    GENERATION_CONFIG,
     CHAT_TEMPLATE,
     TOOLS_TEMPLATE,
     "chat_template.json",
@@ -193,6 +193,9 @@ fn write_text(checkpoint: &Checkpoint, folder: &Path) -> Result<(), StoreError> 
         let text = checkpoint.text();
         if let Some(TokenizerSource::Gguf(vocabulary)) = &text.tokenizer {
             write_json(&folder.join(GGUF_VOCABULARY), vocabulary)?;
+        }
+        if let Some(recommended) = &text.generation_config {
+            write_json(&folder.join(GENERATION_CONFIG), recommended)?;
         }
         for (name, template) in [(CHAT_TEMPLATE, &text.chat_template), (TOOLS_TEMPLATE, &text.tools_template)]
         {

@@ -33,6 +33,7 @@ pub enum TokenizerSource {
     Gguf(GgufVocabulary),
 }
 
+pub(crate) const GENERATION_CONFIG: &str = "generation_config.json";
 pub(crate) const CHAT_TEMPLATE: &str = "chat_template.jinja";
 /// The only additional template that `transformers` selects by itself.
 pub(crate) const TOOLS_TEMPLATE: &str = "additional_chat_templates/tool_use.jinja";
@@ -69,7 +70,7 @@ impl TextAssets {
             chat_template,
             tools_template,
             tokenizer_config,
-            generation_config: folder.read_object("generation_config.json", MAX_JSON)?,
+            generation_config: folder.read_object(GENERATION_CONFIG, MAX_JSON)?,
             special_tokens_map: folder.read_object("special_tokens_map.json", MAX_JSON)?,
         })
     }

@@ -372,16 +372,21 @@ fn vocabulary(gguf: Gguf) -> Gguf {
 }
 
 #[test]
-fn the_vocabulary_survives_an_import() {
+fn the_vocabulary_and_the_sampling_survive_an_import() {
     let folder = tempdir().unwrap();
-    let path = write(folder.path(), "m.gguf", &vocabulary(attention(Gguf::model("llama"), 1)).build());
+    let gguf = vocabulary(attention(Gguf::model("llama"), 1));
+    let gguf = gguf.float("general.sampling.temp", 0.7).int("general.sampling.top_k", 20);
+    let path = write(folder.path(), "m.gguf", &gguf.build());
     let model = Checkpoint::open(&path).unwrap();
     expect(model.config(), json!({"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": null}));
     let bundle = folder.path().join("bundle");
     import(&path, &bundle, &Default::default(), &mut |_| ()).unwrap();
     let bundle = Checkpoint::open(bundle).unwrap();
     assert_eq!(bundle.config(), model.config());
+    let sampling = json!({"temperature": 0.7, "top_k": 20, "do_sample": true});
+    assert_eq!(open(&Gguf::model("llama")).text().generation_config, None);
     for text in [model.text(), bundle.text()] {
+        assert_eq!(text.generation_config.as_ref(), Some(&sampling));
         assert_eq!(text.chat_template.as_deref(), Some("{{ bos_token }}"));
         assert_eq!(text.tools_template.as_deref(), Some("{{ tools }}"));
     }

@@ -321,6 +321,29 @@ fn text(metadata: &Metadata) -> Result<TextAssets, Fault> {
         tokenizer: vocabulary::vocabulary(metadata)?.map(TokenizerSource::Gguf),
         chat_template: metadata.text("tokenizer.chat_template")?.map(str::to_owned),
         tools_template: metadata.text("tokenizer.chat_template.tool_use")?.map(str::to_owned),
+        generation_config: sampling(metadata)?,
         ..TextAssets::default()
     })
+}
+
+/// The sampling that the file recommends, as `generation_config.json` would.
+fn sampling(metadata: &Metadata) -> Result<Option<serde_json::Value>, Fault> {
+    let mut said = serde_json::Map::new();
+    for (name, usual) in [
+        ("temp", "temperature"),
+        ("top_p", "top_p"),
+        ("min_p", "min_p"),
+        ("penalty_repeat", "repetition_penalty"),
+    ] {
+        let number = metadata.float(&format!("general.sampling.{name}"))?;
+        said.extend(number.map(|number| (usual.into(), keys::tidy(number).into())));
+    }
+    // Negative for all.
+    let top_k = metadata.float("general.sampling.top_k")?;
+    said.extend(top_k.map(|top_k| ("top_k".into(), (top_k.max(0.0) as u64).into())));
+    if said.is_empty() {
+        return Ok(None);
+    }
+    said.insert("do_sample".into(), true.into());
+    Ok(Some(said.into()))
 }
