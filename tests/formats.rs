@@ -40,7 +40,7 @@ fn directory_of(gguf: &Path) -> PathBuf {
 
 #[test]
 fn gguf_and_bundles_equal_the_directory() {
-    equal_the_directory("gguf", 34);
+    equal_the_directory("gguf", 35);
 }
 
 #[test]

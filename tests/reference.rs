@@ -126,7 +126,7 @@ fn experts_may_be_stored_as_one_tensor() {
 
 #[test]
 fn unusual_shapes_and_configurations() {
-    check_all(fixtures("variants"), 23);
+    check_all(fixtures("variants"), 24);
 }
 
 #[test]

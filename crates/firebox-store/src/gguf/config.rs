@@ -26,7 +26,7 @@ pub(crate) fn config(
     let keys = Keys { metadata, architecture };
     let mut config = Map::new();
     let mut notes = Map::new();
-    if family != Family::Mamba2 {
+    if !matches!(family, Family::Mamba2 | Family::NemotronH) {
         common(&keys, family, seen, &mut config)?;
     }
     match family {
@@ -42,6 +42,7 @@ pub(crate) fn config(
         Family::DeepSeek2 => mixtures::deepseek2(&keys, seen, &mut config, &mut notes)?,
         Family::GraniteMoe => mixtures::granite_moe(&keys, &mut config, &mut notes)?,
         Family::GraniteHybrid => state_space::granite_hybrid(&keys, seen, &mut config, &mut notes)?,
+        Family::NemotronH => state_space::nemotron_h(&keys, seen, &mut config, &mut notes)?,
         Family::Mamba2 => state_space::mamba2(&keys, seen, &mut config, &mut notes)?,
         Family::GptOss => mixtures::gpt_oss(&keys, &mut config, &mut notes)?,
         Family::Lfm2 | Family::Lfm2Moe => hybrid::lfm2(&keys, family, seen, &mut config)?,
@@ -64,7 +65,7 @@ pub(crate) fn config(
         Family::NomicBert => nomic_bert(&keys, seen, &mut config, &mut notes)?,
         Family::ModernBert => modern_bert(&keys, &mut config, &mut notes)?,
     }
-    if !matches!(family, Family::Bert | Family::Gpt2 | Family::Gemma4 | Family::Mamba2) {
+    if !matches!(family, Family::Bert | Family::Gpt2 | Family::Gemma4 | Family::Mamba2 | Family::NemotronH) {
         rope(&keys, family, seen, &mut config)?;
     }
     if family == Family::Mistral3 {

@@ -24,6 +24,7 @@ pub(crate) enum Family {
     GraniteMoe,
     GraniteHybrid,
     Mamba2,
+    NemotronH,
     Glm4,
     Glm4Moe,
     Lfm2,
@@ -63,6 +64,7 @@ impl Family {
             "granitemoe" => Self::GraniteMoe,
             "granitehybrid" => Self::GraniteHybrid,
             "mamba2" => Self::Mamba2,
+            "nemotron_h" | "nemotron_h_moe" => Self::NemotronH,
             "glm4" => Self::Glm4,
             "glm4moe" => Self::Glm4Moe,
             "lfm2" => Self::Lfm2,
@@ -93,7 +95,7 @@ impl Family {
 
     /// Whether layers are of Mamba-2.
     pub(crate) fn has_mamba(self) -> bool {
-        matches!(self, Self::GraniteHybrid | Self::Mamba2)
+        matches!(self, Self::GraniteHybrid | Self::Mamba2 | Self::NemotronH)
     }
 
     /// Whether layers of the gated delta rule alternate with attention.

@@ -183,6 +183,35 @@ pub(super) fn deepseek2(
     Ok(())
 }
 
+/// Returns the entries of Nemotron's mixtures, if the file has any.
+pub(super) fn nemotron_h(keys: &Keys<'_>) -> Result<Option<Map<String, Value>>, Fault> {
+    if keys.number("expert_count")?.unwrap_or(0) == 0 {
+        return Ok(None);
+    }
+    require_gating(keys, SIGMOID)?;
+    let latent = "moe_latent_size";
+    if let Some(size) = keys.number(latent)?.filter(|size| *size > 0) {
+        let reason = format!("{size}; only experts that read the hidden state itself run");
+        return Err(Fault::unsupported(keys.key(latent), reason));
+    }
+    let group_count = |name: &str| keys.number(name).map(|count| count.filter(|count| *count > 0));
+    let mut said = Map::new();
+    set(
+        &mut said,
+        json!({
+            "n_routed_experts": keys.dimension("expert_count")?,
+            "num_experts_per_tok": keys.dimension("expert_used_count")?,
+            "moe_intermediate_size": keys.dimension("expert_feed_forward_length")?,
+            "moe_shared_expert_intermediate_size": keys.dimension("expert_shared_feed_forward_length")?,
+            "n_group": group_count("expert_group_count")?.unwrap_or(1),
+            "topk_group": group_count("expert_group_used_count")?.unwrap_or(1),
+            "routed_scaling_factor": scale(keys)?.unwrap_or(1.0),
+            "norm_topk_prob": normalised(keys)?.unwrap_or(true),
+        }),
+    );
+    Ok(Some(said))
+}
+
 /// Adds the experts of Granite's mixtures, if there are any.
 pub(super) fn granite(keys: &Keys<'_>, config: &mut Map<String, Value>) -> Result<(), Fault> {
     require_gating(keys, SOFTMAX)?;

@@ -65,8 +65,8 @@ fn whole(family: Family, name: &str) -> Option<String> {
         (Family::ModernBert, "token_embd_norm") => "embeddings.norm",
         (Family::ModernBert, "output_norm") => "final_norm",
         (Family::NomicBert | Family::ModernBert, _) => return None,
-        (Family::Mamba2, "token_embd") => "backbone.embeddings",
-        (Family::Mamba2, "output_norm") => "backbone.norm_f",
+        (Family::Mamba2 | Family::NemotronH, "token_embd") => "backbone.embeddings",
+        (Family::Mamba2 | Family::NemotronH, "output_norm") => "backbone.norm_f",
         (Family::Gemma4, "per_layer_token_embd") => "model.embed_tokens_per_layer",
         (Family::Gemma4, "per_layer_model_proj") => "model.per_layer_model_projection",
         (Family::Gemma4, "per_layer_proj_norm") => "model.per_layer_projection_norm",
@@ -87,7 +87,7 @@ fn block(family: Family, layers: usize, layer: usize, rest: &str) -> Option<Role
         Family::Bert => format!("encoder.layer.{layer}."),
         Family::NomicBert => format!("encoder.layers.{layer}."),
         Family::ModernBert => format!("layers.{layer}."),
-        Family::Mamba2 => format!("backbone.layers.{layer}."),
+        Family::Mamba2 | Family::NemotronH => format!("backbone.layers.{layer}."),
         // Of the other families Hugging Face numbers them anew.
         _ if layer < layers || family == Family::Glm4Moe => format!("model.layers.{layer}."),
         _ => format!("mtp.layers.{}.", layer - layers),
@@ -95,14 +95,16 @@ fn block(family: Family, layers: usize, layer: usize, rest: &str) -> Option<Role
     if family.has_mamba()
         && let Some(part) = mamba_part(rest)
     {
-        let mixer = if family == Family::Mamba2 { "mixer" } else { "mamba" };
+        let mixer = if family == Family::GraniteHybrid { "mamba" } else { "mixer" };
         return Some(Role::Tensor(format!("{prefix}{mixer}.{part}")));
     }
     // These parameters are neither a weight nor a bias.
     let bare = match (family, rest) {
         (_, "ssm_a") if family.has_delta_nets() => Some("linear_attn.A_log"),
         (_, "ssm_dt.bias") if family.has_delta_nets() => Some("linear_attn.dt_bias"),
-        (Family::Glm4Moe | Family::DeepSeek2, "exp_probs_b.bias") => Some("mlp.gate.e_score_correction_bias"),
+        (Family::Glm4Moe | Family::DeepSeek2 | Family::NemotronH, "exp_probs_b.bias") => {
+            Some("mlp.gate.e_score_correction_bias")
+        }
         (Family::Lfm2Moe, "exp_probs_b.bias") => Some("mlp.expert_bias"),
         (Family::Gemma4, "layer_output_scale.weight") => Some("layer_scalar"),
         (Family::Gemma4, "ffn_gate_inp.scale") => Some("router.scale"),
@@ -183,7 +185,13 @@ fn decoder_block(family: Family, stem: &str) -> Option<&'static str> {
         (Family::DeepSeek2, "attn_kv_b") => Some("self_attn.kv_b_proj"),
         (Family::DeepSeek2, "attn_k_b") => Some("self_attn.k_b_proj"),
         (Family::DeepSeek2, "attn_v_b") => Some("self_attn.v_b_proj"),
-        (Family::Mamba2, "attn_norm") => Some("norm"),
+        (Family::Mamba2 | Family::NemotronH, "attn_norm") => Some("norm"),
+        (Family::NemotronH, "attn_q") => Some("mixer.q_proj"),
+        (Family::NemotronH, "attn_k") => Some("mixer.k_proj"),
+        (Family::NemotronH, "attn_v") => Some("mixer.v_proj"),
+        (Family::NemotronH, "attn_output") => Some("mixer.o_proj"),
+        (Family::NemotronH, "ffn_up") => Some("mixer.up_proj"),
+        (Family::NemotronH, "ffn_down") => Some("mixer.down_proj"),
         (Family::GraniteHybrid, "ffn_gate_shexp") => Some("mlp.shared_mlp.gate_proj"),
         (Family::GraniteHybrid, "ffn_up_shexp") => Some("mlp.shared_mlp.up_proj"),
         (Family::GraniteHybrid, "ffn_down_shexp" | "ffn_down") => Some("shared_mlp.output_linear"),
@@ -202,8 +210,12 @@ fn decoder_block(family: Family, stem: &str) -> Option<&'static str> {
         (Family::Phi3, "attn_qkv") => Some("self_attn.qkv_proj"),
         (Family::Phi3, "ffn_up") => Some("mlp.gate_up_proj"),
         (Family::Glm4Moe | Family::DeepSeek2, "ffn_gate_shexp") => Some("mlp.shared_experts.gate_proj"),
-        (Family::Glm4Moe | Family::DeepSeek2, "ffn_up_shexp") => Some("mlp.shared_experts.up_proj"),
-        (Family::Glm4Moe | Family::DeepSeek2, "ffn_down_shexp") => Some("mlp.shared_experts.down_proj"),
+        (Family::Glm4Moe | Family::DeepSeek2 | Family::NemotronH, "ffn_up_shexp") => {
+            Some("mlp.shared_experts.up_proj")
+        }
+        (Family::Glm4Moe | Family::DeepSeek2 | Family::NemotronH, "ffn_down_shexp") => {
+            Some("mlp.shared_experts.down_proj")
+        }
         (Family::Glm4Moe, "nextn.eh_proj") => Some("eh_proj"),
         (Family::Glm4Moe, "nextn.enorm") => Some("enorm"),
         (Family::Glm4Moe, "nextn.hnorm") => Some("hnorm"),
@@ -389,6 +401,12 @@ mod tests {
             (Family::Gemma4, "per_layer_token_embd.weight", "model.embed_tokens_per_layer.weight"),
             (Family::Gemma4, "blk.1.layer_output_scale.weight", "model.layers.1.layer_scalar"),
             (Family::Gemma4, "blk.1.ffn_down_exps.scale", "model.layers.1.router.per_expert_scale"),
+            (Family::NemotronH, "blk.1.attn_q.weight", "backbone.layers.1.mixer.q_proj.weight"),
+            (
+                Family::NemotronH,
+                "blk.1.ffn_up_shexp.weight",
+                "backbone.layers.1.mlp.shared_experts.up_proj.weight",
+            ),
             (Family::Mamba2, "blk.1.ssm_a", "backbone.layers.1.mixer.A_log"),
             (Family::GraniteHybrid, "blk.1.ssm_dt.bias", "model.layers.1.mamba.dt_bias"),
             (

@@ -51,20 +51,13 @@ pub(super) fn mamba2(
     notes: &mut Map<String, Value>,
 ) -> Result<(), Fault> {
     let [heads, head_dim] = heads(keys)?;
-    let epsilon = "attention.layer_norm_rms_epsilon";
-    let epsilon = keys.float(epsilon)?.ok_or_else(|| Fault::new(keys.key(epsilon), "missing"))?;
-    let id = |name: &str| keys.metadata.id(&format!("tokenizer.ggml.{name}_token_id"));
+    outside_layers(keys, seen, config)?;
     set(
         config,
         json!({
             "model_type": "mamba2",
             "architectures": ["Mamba2ForCausalLM"],
-            "hidden_size": keys.dimension("embedding_length")?,
-            "num_hidden_layers": keys.layers()?,
-            "vocab_size": seen.vocab_size,
-            "tie_word_embeddings": !seen.has_output,
             "hidden_act": "silu",
-            "layer_norm_epsilon": epsilon,
             "num_heads": heads,
             "head_dim": head_dim,
             "state_size": keys.dimension("ssm.state_size")?,
@@ -72,12 +65,85 @@ pub(super) fn mamba2(
             "conv_kernel": keys.dimension("ssm.conv_kernel")?,
             "use_bias": false,
             "use_conv_bias": seen.has_mixer_convolution_bias,
+        }),
+    );
+    notes.insert("a_log_negated_exp".into(), true.into());
+    Ok(())
+}
+
+pub(super) fn nemotron_h(
+    keys: &Keys<'_>,
+    seen: &TensorSummary,
+    config: &mut Map<String, Value>,
+    notes: &mut Map<String, Value>,
+) -> Result<(), Fault> {
+    const INNER: &str = "feed_forward_length";
+    let key_heads = keys.each_layer("attention.head_count_kv")?;
+    let inner = keys.each_layer(INNER)?;
+    let experts = mixtures::nemotron_h(keys)?;
+    let of_networks = if experts.is_some() { "moe" } else { "mlp" };
+    let kinds = key_heads.iter().zip(&inner).map(|(heads, inner)| match (heads, inner) {
+        (0, 0) => "linear_attention",
+        (0, _) => of_networks,
+        _ => "full_attention",
+    });
+    let largest = |numbers: &[u64]| numbers.iter().copied().max().filter(|largest| *largest > 0);
+    let [heads, head_dim] = heads(keys)?;
+    outside_layers(keys, seen, config)?;
+    set(
+        config,
+        json!({
+            "model_type": "nemotron_h",
+            "architectures": ["NemotronHForCausalLM"],
+            "layers_block_type": kinds.collect::<Vec<_>>(),
+            "num_attention_heads": keys.dimension("attention.head_count")?,
+            "num_key_value_heads": largest(&key_heads).unwrap_or(1),
+            "head_dim": keys.head_dim()?,
+            "intermediate_size": largest(&inner).unwrap_or(1),
+            "max_position_embeddings": keys.dimension("context_length")?,
+            "mlp_hidden_act": "relu2",
+            "mamba_num_heads": heads,
+            "mamba_head_dim": head_dim,
+            "ssm_state_size": keys.dimension("ssm.state_size")?,
+            "n_groups": keys.dimension("ssm.group_count")?,
+            "conv_kernel": keys.dimension("ssm.conv_kernel")?,
+            "use_bias": false,
+            "use_conv_bias": seen.has_mixer_convolution_bias,
+        }),
+    );
+    config.extend(experts.into_iter().flatten());
+    notes.insert("a_log_negated_exp".into(), true.into());
+    Ok(())
+}
+
+/// Adds what does not belong to layers.
+fn outside_layers(
+    keys: &Keys<'_>,
+    seen: &TensorSummary,
+    config: &mut Map<String, Value>,
+) -> Result<(), Fault> {
+    let name = "attention.layer_norm_rms_epsilon";
+    // The converter takes Nemotron's for that of another norm.
+    let epsilon = match keys.float(name)? {
+        Some(epsilon) => epsilon,
+        None => keys
+            .float("attention.layer_norm_epsilon")?
+            .ok_or_else(|| Fault::new(keys.key(name), "missing"))?,
+    };
+    let id = |name: &str| keys.metadata.id(&format!("tokenizer.ggml.{name}_token_id"));
+    set(
+        config,
+        json!({
+            "hidden_size": keys.dimension("embedding_length")?,
+            "num_hidden_layers": keys.layers()?,
+            "vocab_size": seen.vocab_size,
+            "tie_word_embeddings": !seen.has_output,
+            "layer_norm_epsilon": epsilon,
             "bos_token_id": id("bos")?,
             "eos_token_id": id("eos")?,
             "pad_token_id": id("padding")?,
         }),
     );
-    notes.insert("a_log_negated_exp".into(), true.into());
     Ok(())
 }
 
