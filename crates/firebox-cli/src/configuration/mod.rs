@@ -13,7 +13,7 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
-use clap::parser::ValueSource;
+use clap::parser::{RawValues, ValueSource};
 use clap::{Arg, ArgMatches, Command};
 use firebox_server::{ApiKey, PipelineSpec};
 
@@ -128,16 +128,18 @@ impl Configuration {
 /// Refuses options about the use of memory if no memory is given by the command line, the environment or the file,
 /// including the file's `[[model]]` entries.
 pub fn expect_memory(matches: &ArgMatches, models: &[ModelEntry]) -> anyhow::Result<()> {
-    if let Some((_, matches)) = matches.subcommand() {
-        return expect_memory(matches, models);
+    expect_memory_of("", matches, models)
+}
+
+fn expect_memory_of(command: &str, matches: &ArgMatches, models: &[ModelEntry]) -> anyhow::Result<()> {
+    if let Some((command, matches)) = matches.subcommand() {
+        return expect_memory_of(command, matches, models);
     }
-    let knows_memory = matches.try_get_raw("memory").is_ok();
-    if !knows_memory || matches.contains_id("memory") || has_own_memory(matches, models) {
+    if given(matches, "memory").is_some() || has_own_memory(command, matches, models) {
         return Ok(());
     }
     for id in ["mode", "keep_layers", "placement", "buffers", "read"] {
-        let is_known = matches.try_get_raw(id).is_ok();
-        if is_known && matches.value_source(id) == Some(ValueSource::CommandLine) {
+        if given(matches, id).is_some() && matches.value_source(id) == Some(ValueSource::CommandLine) {
             let flag = id.replace('_', "-");
             return Err(usage(format!(
                 "--{flag} says what --memory is used for; give that as well, as in --memory 1.5G"
@@ -147,15 +149,20 @@ pub fn expect_memory(matches: &ArgMatches, models: &[ModelEntry]) -> anyhow::Res
     Ok(())
 }
 
-/// Returns whether the file gives memory to a model that the command line names or, if it names none, to one of those that
-/// are served.
-fn has_own_memory(matches: &ArgMatches, models: &[ModelEntry]) -> bool {
+/// Returns the values of an argument. Whether a command without it is an error differs between builds of clap.
+fn given<'a>(matches: &'a ArgMatches, id: &str) -> Option<RawValues<'a>> {
+    matches.try_get_raw(id).ok().flatten()
+}
+
+/// Returns whether the file gives memory to a model that the command line names or, if a server names none, to one of those
+/// that it serves.
+fn has_own_memory(command: &str, matches: &ArgMatches, models: &[ModelEntry]) -> bool {
     let named: Vec<&OsStr> = ["first", "place", "model", "models"]
         .into_iter()
-        .filter_map(|id| matches.try_get_raw(id).ok().flatten())
+        .filter_map(|id| given(matches, id))
         .flatten()
         .collect();
-    let serves_all = matches!(matches.try_contains_id("models"), Ok(false));
+    let serves_all = command == "serve" && given(matches, "models").is_none();
     let is_meant =
         |model: &ModelEntry| serves_all || named.iter().any(|name| model.is_called(Path::new(name)));
     models.iter().any(|model| model.memory.is_some() && is_meant(model))
