@@ -67,6 +67,12 @@ impl<'a> Fields<'a> {
         self.optional(field, "a string", Value::as_str)
     }
 
+    /// Returns whether the store says so of how this checkpoint lies: a flag within the configuration's object `firebox`.
+    pub fn hint(&self, name: &str) -> Result<bool, ModelError> {
+        let hints = self.object("firebox")?;
+        Ok(hints.map_or(Ok(None), |hints| hints.flag(name))?.unwrap_or(false))
+    }
+
     pub fn flag(&self, field: &str) -> Result<Option<bool>, ModelError> {
         self.optional(field, "true or false", Value::as_bool)
     }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use burn::tensor::Device;
 use firebox_model::{
-    Decoder, DenseLayer, Encoder, FeedForward, Mixer, ModelError, Network, OwnFeedForward, OwnMixer,
-    StreamedConfig, StreamedDecoder,
+    Decoder, Encoder, FeedForward, Mixer, ModelError, Network, OwnFeedForward, OwnMixer, StreamedConfig,
+    StreamedDecoder,
 };
 use firebox_store::{Checkpoint, Heads, SegmentId, SourceKind};
 use firebox_text::Tokenizer;
@@ -18,7 +18,7 @@ use crate::heads::pool::HeadPool;
 use crate::heads::source::InstalledHeads;
 use crate::memory::{release_to_os, release_with_code};
 use crate::readahead::read_all_of;
-use crate::readout::dense_layers;
+use crate::readout::Modules;
 use crate::reporter::Reporter;
 use crate::residency::Residency;
 use crate::telemetry::{Meters, Telemetry};
@@ -28,8 +28,7 @@ use crate::telemetry::{Meters, Telemetry};
 pub struct Model {
     checkpoint: Checkpoint,
     network: Arc<Network>,
-    /// Layers that change the pooled vector of a text.
-    pub(crate) dense: Arc<[DenseLayer]>,
+    pub(crate) modules: Arc<Modules>,
     tokenizer: Option<Arc<Tokenizer>>,
     pub(crate) residency: Option<Arc<Residency>>,
     /// The budget charge of a model that is in memory as a whole.
@@ -113,10 +112,10 @@ impl Model {
             Network::Encoder(encoder) => encoder.config().hidden_size,
             Network::Decoder(decoder) => decoder.config().hidden_size,
         };
-        let dense = dense_layers(&checkpoint, hidden_size, device)?;
+        let modules = Arc::new(Modules::read(&checkpoint, hidden_size, device)?);
         let model = Self {
             network,
-            dense,
+            modules,
             tokenizer,
             checkpoint,
             residency: None,

@@ -4,7 +4,7 @@
 use std::io::ErrorKind;
 use std::num::NonZero;
 use std::path::{Component, Path};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use burn::tensor::{Device, Tensor};
 use firebox_model::{DenseLayer, Pooling, of_length_one};
@@ -31,11 +31,22 @@ impl Default for EmbedOptions {
     }
 }
 
+/// What a checkpoint has behind its network.
+#[derive(Debug)]
+pub(crate) struct Modules {
+    /// Kinds and folders of the modules that `modules.json` lists.
+    listed: Vec<(String, String)>,
+    dense: Vec<DenseLayer>,
+    width: usize,
+    /// The pooling that the checkpoint recommends, once it has been read.
+    recommended: OnceLock<Option<Pooling>>,
+}
+
 /// Pools states into one vector, and takes that through dense layers.
 #[derive(Debug)]
 pub(crate) struct Readout {
     pooling: Pooling,
-    dense: Arc<[DenseLayer]>,
+    modules: Arc<Modules>,
     options: EmbedOptions,
 }
 
@@ -43,21 +54,21 @@ impl Readout {
     /// Pools as asked for, or else as the checkpoint recommends.
     pub fn new(
         checkpoint: &Checkpoint,
-        dense: Arc<[DenseLayer]>,
+        modules: Arc<Modules>,
         options: EmbedOptions,
     ) -> Result<Self, RuntimeError> {
-        check_modules(checkpoint)?;
+        modules.check(checkpoint)?;
         let pooling = match options.pooling {
             Some(pooling) => pooling,
-            None => recommended(checkpoint)?.unwrap_or_default(),
+            None => modules.recommended(checkpoint)?.unwrap_or_default(),
         };
-        Ok(Self { pooling, dense, options })
+        Ok(Self { pooling, modules, options })
     }
 
     /// Returns the vector of a text from the states of its tokens, `[tokens, hidden_size]`.
     pub fn vector(&self, states: Tensor<2>) -> Result<Vec<f32>, RuntimeError> {
         let pooled = self.pooling.pool(states);
-        let vector = self.dense.iter().fold(pooled, |vector, layer| layer.forward(vector));
+        let vector = self.modules.dense.iter().fold(pooled, |vector, layer| layer.forward(vector));
         let vector = match self.options.dimensions {
             Some(most) if most.get() < vector.dims()[0] => vector.narrow(0, 0, most.get()),
             _ => vector,
@@ -66,32 +77,78 @@ impl Readout {
     }
 }
 
-/// Loads the dense layers behind the pooling of states of this width.
-pub(crate) fn dense_layers(
-    checkpoint: &Checkpoint,
-    hidden_size: usize,
-    device: &Device,
-) -> Result<Arc<[DenseLayer]>, RuntimeError> {
-    let mut layers = DenseLayer::beside_encoder(checkpoint, device)?;
-    for (kind, folder) in modules(checkpoint)? {
-        if kind == "Dense" {
-            let folder = Checkpoint::open(checkpoint.path().join(folder))?;
-            layers.push(DenseLayer::load(&folder, device)?);
+impl Modules {
+    /// Reads the modules, and the dense layers behind the pooling of states of `hidden_size` numbers.
+    pub fn read(checkpoint: &Checkpoint, hidden_size: usize, device: &Device) -> Result<Self, RuntimeError> {
+        let listed = listed(checkpoint)?;
+        let mut dense = DenseLayer::beside_encoder(checkpoint, device)?;
+        for (kind, folder) in &listed {
+            if kind == "Dense" {
+                let folder = Checkpoint::open(checkpoint.path().join(folder))?;
+                dense.push(DenseLayer::load(&folder, device)?);
+            }
         }
-    }
-    let mut width = hidden_size;
-    for layer in &layers {
-        if layer.inputs() != width {
-            let reason = format!("{}, but {width} numbers come in", layer.inputs());
-            return Err(malformed(checkpoint.path(), "in_features", reason));
+        let mut width = hidden_size;
+        for layer in &dense {
+            if layer.inputs() != width {
+                let reason = format!("{}, but {width} numbers come in", layer.inputs());
+                return Err(malformed(checkpoint.path(), "in_features", reason));
+            }
+            width = layer.outputs();
         }
-        width = layer.outputs();
+        Ok(Self { listed, dense, width, recommended: OnceLock::new() })
     }
-    Ok(layers.into())
+
+    /// Returns the number of elements of vectors.
+    pub fn width(&self) -> usize {
+        self.width
+    }
+
+    /// Refuses modules that would change the vectors and are not supported.
+    fn check(&self, checkpoint: &Checkpoint) -> Result<(), RuntimeError> {
+        // In the order in which they may stand.
+        const KNOWN: [&str; 5] = ["Transformer", "Pooling", "Dense", "Normalize", "Dropout"];
+        const DROPOUT: usize = KNOWN.len() - 1;
+        let path = checkpoint.path().join("modules.json");
+        let mut places = Vec::new();
+        for (kind, _) in &self.listed {
+            match KNOWN.iter().position(|known| known == kind) {
+                // It drops nothing outside of training.
+                Some(DROPOUT) => {}
+                Some(place) => places.push(place),
+                None => {
+                    return Err(malformed(
+                        &path,
+                        "type",
+                        format!("{kind:?} is none of {}", KNOWN.join(", ")),
+                    ));
+                }
+            }
+        }
+        if places.is_sorted() {
+            return Ok(());
+        }
+        Err(malformed(
+            &path,
+            "type",
+            format!("modules stand in another order than {}", KNOWN[..DROPOUT].join(", ")),
+        ))
+    }
+
+    /// Returns the pooling that the checkpoint recommends. Another pooling would give wrong vectors without an error.
+    fn recommended(&self, checkpoint: &Checkpoint) -> Result<Option<Pooling>, RuntimeError> {
+        if let Some(recommended) = self.recommended.get() {
+            return Ok(*recommended);
+        }
+        let listed = self.listed.iter().find(|(kind, _)| kind == "Pooling");
+        let folder = listed.map_or("1_Pooling", |(_, folder)| folder);
+        let recommended = recommended(checkpoint, folder)?;
+        Ok(*self.recommended.get_or_init(|| recommended))
+    }
 }
 
 /// Returns the kinds and folders of the modules that `modules.json` lists, if there is one.
-fn modules(checkpoint: &Checkpoint) -> Result<Vec<(String, String)>, RuntimeError> {
+fn listed(checkpoint: &Checkpoint) -> Result<Vec<(String, String)>, RuntimeError> {
     let path = checkpoint.path().join("modules.json");
     let Some(listed) = read_json::<Vec<Value>>(&path)? else { return Ok(Vec::new()) };
     let module = |module: &Value| {
@@ -106,35 +163,8 @@ fn modules(checkpoint: &Checkpoint) -> Result<Vec<(String, String)>, RuntimeErro
     listed.iter().map(|listed| module(listed).ok_or_else(wrong)).collect()
 }
 
-/// Refuses modules that would change the vectors and are not supported.
-fn check_modules(checkpoint: &Checkpoint) -> Result<(), RuntimeError> {
-    // In the order in which they may stand.
-    const KNOWN: [&str; 5] = ["Transformer", "Pooling", "Dense", "Normalize", "Dropout"];
-    const DROPOUT: usize = KNOWN.len() - 1;
-    let path = checkpoint.path().join("modules.json");
-    let mut places = Vec::new();
-    for (kind, _) in modules(checkpoint)? {
-        match KNOWN.iter().position(|known| *known == kind) {
-            // It drops nothing outside of training.
-            Some(DROPOUT) => {}
-            Some(place) => places.push(place),
-            None => {
-                return Err(malformed(&path, "type", format!("{kind:?} is none of {}", KNOWN.join(", "))));
-            }
-        }
-    }
-    if places.is_sorted() {
-        return Ok(());
-    }
-    Err(malformed(
-        &path,
-        "type",
-        format!("modules stand in another order than {}", KNOWN[..DROPOUT].join(", ")),
-    ))
-}
-
-/// Returns the pooling that the checkpoint recommends. Another pooling would give wrong vectors without an error.
-fn recommended(checkpoint: &Checkpoint) -> Result<Option<Pooling>, RuntimeError> {
+/// Returns the pooling that the checkpoint recommends, or the folder of its pooling.
+fn recommended(checkpoint: &Checkpoint, folder: &str) -> Result<Option<Pooling>, RuntimeError> {
     match checkpoint.config()["firebox"]["pooling"].as_str() {
         None => {}
         Some("mean") => return Ok(Some(Pooling::Mean)),
@@ -145,8 +175,6 @@ fn recommended(checkpoint: &Checkpoint) -> Result<Option<Pooling>, RuntimeError>
             return Err(malformed(checkpoint.path(), "firebox.pooling", reason));
         }
     }
-    let listed = modules(checkpoint)?.into_iter().find(|(kind, _)| kind == "Pooling");
-    let folder = listed.map_or_else(|| "1_Pooling".into(), |(_, folder)| folder);
     let path = checkpoint.path().join(folder).join("config.json");
     let Some(said) = read_json::<Map<String, Value>>(&path)? else { return Ok(None) };
     let is_on = |(name, value): &(&String, &Value)| {

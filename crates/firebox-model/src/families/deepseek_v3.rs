@@ -72,10 +72,7 @@ fn read(
         rope: 0,
         latent_norm: NormConfig { epsilon: LATENT_EPSILON, ..common.norm("", 0) },
         bias: fields.flag("attention_bias")?.unwrap_or(false),
-        separate_factors: match fields.object("firebox")? {
-            Some(hints) => hints.flag("factors_separate")?.unwrap_or(false),
-            None => false,
-        },
+        separate_factors: fields.hint("factors_separate")?,
     };
     let mixture = FeedForwardConfig::MixtureOfExperts(corrected_mixture(&common, absent)?);
     let blocks = dense_layers(&common, dense)?

@@ -40,10 +40,7 @@ pub(super) fn config(fields: &Fields<'_>) -> Result<DecoderConfig, ModelError> {
     };
     let mixture = mixture.config(&common, RoutingConfig::default())?;
     // GGUF files have them apart.
-    let fused = match fields.object("firebox")? {
-        Some(hints) => !hints.flag("experts_separate")?.unwrap_or(false),
-        None => true,
-    };
+    let fused = !fields.hint("experts_separate")?;
     let expert = GatedConfig {
         activation: Activation::GeluQuick,
         bias: true,

@@ -40,10 +40,7 @@ const RENAMED: &[(&str, &str)] = &[
 pub(super) fn hybrid_config(fields: &Fields<'_>) -> Result<DecoderConfig, ModelError> {
     let common = Common::read(fields, "granitemoehybrid", Defaults::USUAL)?;
     // GGUF files have them apart.
-    let fused = match fields.object("firebox")? {
-        Some(hints) => !hints.flag("shared_separate")?.unwrap_or(false),
-        None => true,
-    };
+    let fused = !fields.hint("shared_separate")?;
     let shared = GatedConfig {
         inner_size: fields.count("shared_intermediate_size")?.unwrap_or(1024),
         fused,

@@ -56,10 +56,7 @@ pub(super) fn mamba(
         activation,
         projection_bias: fields.flag("mamba_proj_bias")?.unwrap_or(false),
         convolution_bias: fields.flag("mamba_conv_bias")?.unwrap_or(true),
-        decay_stored: match fields.object("firebox")? {
-            Some(hints) => hints.flag("a_log_negated_exp")?.unwrap_or(false),
-            None => false,
-        },
+        decay_stored: fields.hint("a_log_negated_exp")?,
         norm: common.norm("norm", heads * head_dim),
         smallest_step: 0.0,
         largest_step: None,

@@ -119,11 +119,6 @@ fn delta_net(common: &Common<'_>) -> Result<DeltaNetConfig, ModelError> {
         ));
     }
     let value_dim = fields.count("linear_value_head_dim")?.unwrap_or(128);
-    let hints = fields.object("firebox")?;
-    let hint = |name: &str| match &hints {
-        Some(hints) => hints.flag(name).map(|flag| flag.unwrap_or(false)),
-        None => Ok(false),
-    };
     Ok(DeltaNetConfig {
         hidden_size: common.hidden_size,
         key_heads,
@@ -134,7 +129,7 @@ fn delta_net(common: &Common<'_>) -> Result<DeltaNetConfig, ModelError> {
         activation: common.activation,
         norm: common.plain_norm("norm", value_dim),
         projections: DeltaNetProjections::Separate,
-        decay_stored: hint("a_log_negated_exp")?,
-        value_heads_tiled: hint("v_heads_tiled")?,
+        decay_stored: fields.hint("a_log_negated_exp")?,
+        value_heads_tiled: fields.hint("v_heads_tiled")?,
     })
 }

@@ -34,10 +34,7 @@ pub(super) fn config(fields: &Fields<'_>) -> Result<DecoderConfig, ModelError> {
     };
     let sparse = is_sparse(fields, mixture.experts)?;
     // Files of llama.cpp have them apart.
-    let separate = match fields.object("firebox")? {
-        Some(hints) => hints.flag("qkvz_separate")?.unwrap_or(false),
-        None => false,
-    };
+    let separate = fields.hint("qkvz_separate")?;
     let projections = if separate { DeltaNetProjections::GroupedSteps } else { DeltaNetProjections::Grouped };
     let mut model = hybrid(&common, FeedForwardConfig::Gated(common.gated()))?;
     for (layer, block) in model.blocks.iter_mut().enumerate() {

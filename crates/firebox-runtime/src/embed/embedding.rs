@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use burn::tensor::Tensor;
 use firebox_cache::{KvType, PAGE_TOKENS, PagePool, SequenceCache};
-use firebox_model::{Decoder, DenseLayer, Input, ModelError, Network};
+use firebox_model::{Decoder, Input, ModelError};
 
 use super::{Framed, LONGEST, add_share, scale_to_one};
 use crate::readout::{EmbedOptions, Readout};
@@ -113,7 +113,7 @@ impl Model {
         let decoder = self.decoder()?;
         let tokenizer = self.tokenizer()?;
         let longest = decoder.config().max_positions.min(LONGEST);
-        let readout = Readout::new(self.checkpoint(), self.dense.clone(), *options)?;
+        let readout = Readout::new(self.checkpoint(), self.modules.clone(), *options)?;
         let (mut pieces, mut tokens) = (VecDeque::new(), 0);
         for (text, said) in texts.iter().enumerate() {
             let framed = Framed::new(tokenizer, said.as_ref())?;
@@ -163,11 +163,7 @@ impl Model {
 
     /// Returns the number of elements of the vectors of texts, if none are left out.
     pub fn embedding_width(&self) -> usize {
-        match (self.dense.last().map(DenseLayer::outputs), self.network()) {
-            (Some(outputs), _) => outputs,
-            (None, Network::Encoder(encoder)) => encoder.config().hidden_size,
-            (None, Network::Decoder(decoder)) => decoder.config().hidden_size,
-        }
+        self.modules.width()
     }
 }
 

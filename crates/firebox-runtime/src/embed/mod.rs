@@ -78,7 +78,7 @@ impl Model {
         longest: usize,
         options: &EmbedOptions,
     ) -> Result<Vec<Vec<f32>>, RuntimeError> {
-        let readout = Readout::new(self.checkpoint(), self.dense.clone(), *options)?;
+        let readout = Readout::new(self.checkpoint(), self.modules.clone(), *options)?;
         // The text that each piece belongs to, and its share.
         let mut owners = Vec::new();
         let mut pieces = Vec::new();

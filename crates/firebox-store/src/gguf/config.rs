@@ -89,9 +89,7 @@ fn common(
     seen: &TensorSummary,
     config: &mut Map<String, Value>,
 ) -> Result<(), Fault> {
-    let metadata = keys.metadata;
     let heads = keys.dimension("attention.head_count")?;
-    let hidden = keys.dimension("embedding_length")?;
     let key_heads = match family {
         Family::Lfm2 | Family::Lfm2Moe | Family::GraniteHybrid => hybrid::key_heads(keys)?.into_iter().max(),
         // Each layer of the one has its own; that of the other is not a head of the checkpoint's.
@@ -105,22 +103,15 @@ fn common(
             format!("{key_heads} heads of keys do not divide {heads} heads"),
         ));
     }
-    let id = |name: &str| metadata.id(&format!("tokenizer.ggml.{name}_token_id"));
+    outside_layers(keys, seen, config)?;
     set(
         config,
         json!({
-            "hidden_size": hidden,
-            "num_hidden_layers": keys.layers()?,
             "num_attention_heads": heads,
             "num_key_value_heads": key_heads,
             "max_position_embeddings": keys.dimension("context_length")?,
-            "vocab_size": seen.vocab_size,
-            "tie_word_embeddings": !seen.has_output,
             "attention_bias": seen.has_attention_bias,
             "hidden_act": "silu",
-            "bos_token_id": id("bos")?,
-            "eos_token_id": id("eos")?,
-            "pad_token_id": id("padding")?,
         }),
     );
     // A mixture without dense layers need not have it, and Gemma 4 has one for each layer.
@@ -137,6 +128,28 @@ fn common(
     if family != Family::DeepSeek2 {
         config.insert("head_dim".into(), json!(keys.head_dim()?));
     }
+    Ok(())
+}
+
+/// Adds what does not belong to layers.
+pub(super) fn outside_layers(
+    keys: &Keys<'_>,
+    seen: &TensorSummary,
+    config: &mut Map<String, Value>,
+) -> Result<(), Fault> {
+    let id = |name: &str| keys.metadata.id(&format!("tokenizer.ggml.{name}_token_id"));
+    set(
+        config,
+        json!({
+            "hidden_size": keys.dimension("embedding_length")?,
+            "num_hidden_layers": keys.layers()?,
+            "vocab_size": seen.vocab_size,
+            "tie_word_embeddings": !seen.has_output,
+            "bos_token_id": id("bos")?,
+            "eos_token_id": id("eos")?,
+            "pad_token_id": id("padding")?,
+        }),
+    );
     Ok(())
 }
 
@@ -288,7 +301,7 @@ fn bert(
             "model_type": "bert",
             "architectures": ["BertModel"],
             "hidden_act": "gelu",
-            "layer_norm_eps": layer_norm_epsilon(keys)?,
+            "layer_norm_eps": keys.layer_norm_epsilon()?,
             "type_vocab_size": seen.token_types.unwrap_or(1),
             "position_embedding_type": "absolute",
             "tie_word_embeddings": true,
@@ -312,7 +325,7 @@ fn nomic_bert(
         json!({
             "model_type": "nomic_bert",
             "architectures": ["NomicBertModel"],
-            "layer_norm_eps": layer_norm_epsilon(keys)?,
+            "layer_norm_eps": keys.layer_norm_epsilon()?,
             "type_vocab_size": seen.token_types.unwrap_or(0),
         }),
     );
@@ -330,7 +343,7 @@ fn modern_bert(
             "model_type": "modernbert",
             "architectures": ["ModernBertModel"],
             "hidden_activation": "gelu",
-            "norm_eps": layer_norm_epsilon(keys)?,
+            "norm_eps": keys.layer_norm_epsilon()?,
         }),
     );
     set(config, windows::modern_bert(keys)?);
@@ -345,11 +358,6 @@ fn gemma_embedding(
     gemma3(keys, config, notes)?;
     set(config, json!({"architectures": ["Gemma3TextModel"], "use_bidirectional_attention": true}));
     pooling_of_encoder(keys, notes)
-}
-
-fn layer_norm_epsilon(keys: &Keys<'_>) -> Result<f64, Fault> {
-    let name = "attention.layer_norm_epsilon";
-    keys.float(name)?.ok_or_else(|| Fault::new(keys.key(name), "missing"))
 }
 
 /// Takes the mean where the file names no pooling, and refuses kinds that are not supported.

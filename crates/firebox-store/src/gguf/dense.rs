@@ -42,12 +42,13 @@ pub(super) fn dense(
         Family::Gpt2 => Some("layer_norm_epsilon"),
         _ => None,
     };
-    let key = match epsilon {
-        Some(_) => "attention.layer_norm_epsilon",
-        None => "attention.layer_norm_rms_epsilon",
-    };
-    let value = keys.float(key)?.ok_or_else(|| Fault::new(keys.key(key), "missing"))?;
-    config.insert(epsilon.unwrap_or("rms_norm_eps").into(), json!(value));
+    match epsilon {
+        Some(name) => {
+            config.insert(name.into(), json!(keys.layer_norm_epsilon()?));
+        }
+        // It was added to what all families have.
+        None => keys.require_rms_norm()?,
+    }
     match family {
         Family::Granite => granite(keys, config)?,
         Family::SeedOss => set(config, json!({"attention_out_bias": seen.has_attention_output_bias})),

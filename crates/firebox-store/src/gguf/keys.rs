@@ -56,15 +56,21 @@ impl Keys<'_> {
         let layers = self.layers()?;
         let key = self.key(name);
         let Some(numbers) = self.metadata.each(&key)? else { return Ok(vec![self.dimension(name)?; layers]) };
-        if numbers.len() != layers {
+        // Blocks that draft come last.
+        let Some(numbers) = numbers.get(..layers) else {
             return Err(Fault::new(key, format!("{} entries for {layers} layers", numbers.len())));
-        }
-        Ok(numbers.into_iter().map(|number| u64::try_from(number).unwrap_or(u64::MAX)).collect())
+        };
+        Ok(numbers.iter().map(|number| u64::try_from(*number).unwrap_or(u64::MAX)).collect())
     }
 
     pub(super) fn require_rms_norm(&self) -> Result<(), Fault> {
         let name = "attention.layer_norm_rms_epsilon";
         self.float(name)?.map(drop).ok_or_else(|| Fault::new(self.key(name), "missing"))
+    }
+
+    pub(super) fn layer_norm_epsilon(&self) -> Result<f64, Fault> {
+        let name = "attention.layer_norm_epsilon";
+        self.float(name)?.ok_or_else(|| Fault::new(self.key(name), "missing"))
     }
 
     pub(super) fn no_experts(&self) -> Result<(), Fault> {

@@ -31,6 +31,36 @@ fn scale(keys: &Keys<'_>) -> Result<Option<f64>, Fault> {
     Ok(keys.float("expert_weights_scale")?.filter(|scale| ![0.0, 1.0].contains(scale)))
 }
 
+fn require_no_scale(keys: &Keys<'_>) -> Result<(), Fault> {
+    match scale(keys)? {
+        None => Ok(()),
+        Some(scale) => {
+            Err(Fault::unsupported(keys.key("expert_weights_scale"), format!("{scale}; expected 1")))
+        }
+    }
+}
+
+/// Adds the entries of experts that are chosen by the sigmoid of each, corrected and in groups. `normalised` is what files without the
+/// key mean.
+fn corrected(keys: &Keys<'_>, normalised: bool, config: &mut Map<String, Value>) -> Result<(), Fault> {
+    let group_count = |name: &str| keys.number(name).map(|count| count.filter(|count| *count > 0));
+    set(
+        config,
+        json!({
+            "n_routed_experts": keys.dimension("expert_count")?,
+            "num_experts_per_tok": keys.dimension("expert_used_count")?,
+            "moe_intermediate_size": keys.dimension("expert_feed_forward_length")?,
+            "n_shared_experts": keys.number("expert_shared_count")?.unwrap_or(0),
+            "first_k_dense_replace": keys.number("leading_dense_block_count")?.unwrap_or(0),
+            "n_group": group_count("expert_group_count")?.unwrap_or(1),
+            "topk_group": group_count("expert_group_used_count")?.unwrap_or(1),
+            "routed_scaling_factor": scale(keys)?.unwrap_or(1.0),
+            "norm_topk_prob": self::normalised(keys)?.unwrap_or(normalised),
+        }),
+    );
+    Ok(())
+}
+
 fn normalised(keys: &Keys<'_>) -> Result<Option<bool>, Fault> {
     keys.metadata.flag(&keys.key("expert_weights_norm"))
 }
@@ -38,9 +68,7 @@ fn normalised(keys: &Keys<'_>) -> Result<Option<bool>, Fault> {
 /// Adds the entries of Qwen's mixtures.
 pub(super) fn qwen(keys: &Keys<'_>, config: &mut Map<String, Value>) -> Result<(), Fault> {
     require_gating(keys, SOFTMAX)?;
-    if let Some(scale) = scale(keys)? {
-        return Err(Fault::unsupported(keys.key("expert_weights_scale"), format!("{scale}; expected 1")));
-    }
+    require_no_scale(keys)?;
     let experts = keys.dimension("expert_count")?;
     set(
         config,
@@ -81,21 +109,12 @@ pub(super) fn glm4_moe(
 ) -> Result<(), Fault> {
     keys.require_rms_norm()?;
     require_gating(keys, SIGMOID)?;
-    let group_count = |name: &str| keys.number(name).map(|count| count.filter(|count| *count > 0));
+    corrected(keys, false, config)?;
     set(
         config,
         json!({
             "model_type": "glm4_moe",
             "architectures": ["Glm4MoeForCausalLM"],
-            "n_routed_experts": keys.dimension("expert_count")?,
-            "num_experts_per_tok": keys.dimension("expert_used_count")?,
-            "moe_intermediate_size": keys.dimension("expert_feed_forward_length")?,
-            "n_shared_experts": keys.number("expert_shared_count")?.unwrap_or(0),
-            "first_k_dense_replace": keys.number("leading_dense_block_count")?.unwrap_or(0),
-            "n_group": group_count("expert_group_count")?.unwrap_or(1),
-            "topk_group": group_count("expert_group_used_count")?.unwrap_or(1),
-            "routed_scaling_factor": scale(keys)?.unwrap_or(1.0),
-            "norm_topk_prob": normalised(keys)?.unwrap_or(false),
             "use_qk_norm": seen.has_query_norm,
             "num_nextn_predict_layers": keys.number("nextn_predict_layers")?.unwrap_or(0),
         }),
@@ -110,9 +129,7 @@ pub(super) fn gpt_oss(
 ) -> Result<(), Fault> {
     keys.require_rms_norm()?;
     require_gating(keys, SOFTMAX_OF_CHOSEN)?;
-    if let Some(scale) = scale(keys)? {
-        return Err(Fault::unsupported(keys.key("expert_weights_scale"), format!("{scale}; expected 1")));
-    }
+    require_no_scale(keys)?;
     set(
         config,
         json!({
@@ -155,7 +172,7 @@ pub(super) fn deepseek2(
     let plain = key_width.checked_sub(rotated).filter(|plain| *plain > 0).ok_or_else(|| {
         Fault::new(keys.key("rope.dimension_count"), format!("{rotated} of {key_width} dimensions of a key"))
     })?;
-    let group_count = |name: &str| keys.number(name).map(|count| count.filter(|count| *count > 0));
+    corrected(keys, false, config)?;
     set(
         config,
         json!({
@@ -166,15 +183,6 @@ pub(super) fn deepseek2(
             "qk_rope_head_dim": rotated,
             "qk_nope_head_dim": plain,
             "v_head_dim": width("attention.value_length_mla", "attention.value_length")?,
-            "n_routed_experts": keys.dimension("expert_count")?,
-            "num_experts_per_tok": keys.dimension("expert_used_count")?,
-            "moe_intermediate_size": keys.dimension("expert_feed_forward_length")?,
-            "n_shared_experts": keys.number("expert_shared_count")?.unwrap_or(0),
-            "first_k_dense_replace": keys.number("leading_dense_block_count")?.unwrap_or(0),
-            "n_group": group_count("expert_group_count")?.unwrap_or(1),
-            "topk_group": group_count("expert_group_used_count")?.unwrap_or(1),
-            "routed_scaling_factor": scale(keys)?.unwrap_or(1.0),
-            "norm_topk_prob": normalised(keys)?.unwrap_or(false),
         }),
     );
     if !seen.has_joined_factors {
@@ -183,10 +191,10 @@ pub(super) fn deepseek2(
     Ok(())
 }
 
-/// Returns the entries of Nemotron's mixtures, if the file has any.
-pub(super) fn nemotron_h(keys: &Keys<'_>) -> Result<Option<Map<String, Value>>, Fault> {
+/// Adds the entries of Nemotron's mixtures, and returns whether the file has any.
+pub(super) fn nemotron_h(keys: &Keys<'_>, config: &mut Map<String, Value>) -> Result<bool, Fault> {
     if keys.number("expert_count")?.unwrap_or(0) == 0 {
-        return Ok(None);
+        return Ok(false);
     }
     require_gating(keys, SIGMOID)?;
     let latent = "moe_latent_size";
@@ -194,22 +202,10 @@ pub(super) fn nemotron_h(keys: &Keys<'_>) -> Result<Option<Map<String, Value>>, 
         let reason = format!("{size}; only experts that read the hidden state itself run");
         return Err(Fault::unsupported(keys.key(latent), reason));
     }
-    let group_count = |name: &str| keys.number(name).map(|count| count.filter(|count| *count > 0));
-    let mut said = Map::new();
-    set(
-        &mut said,
-        json!({
-            "n_routed_experts": keys.dimension("expert_count")?,
-            "num_experts_per_tok": keys.dimension("expert_used_count")?,
-            "moe_intermediate_size": keys.dimension("expert_feed_forward_length")?,
-            "moe_shared_expert_intermediate_size": keys.dimension("expert_shared_feed_forward_length")?,
-            "n_group": group_count("expert_group_count")?.unwrap_or(1),
-            "topk_group": group_count("expert_group_used_count")?.unwrap_or(1),
-            "routed_scaling_factor": scale(keys)?.unwrap_or(1.0),
-            "norm_topk_prob": normalised(keys)?.unwrap_or(true),
-        }),
-    );
-    Ok(Some(said))
+    corrected(keys, true, config)?;
+    let shared = keys.dimension("expert_shared_feed_forward_length")?;
+    config.insert("moe_shared_expert_intermediate_size".into(), json!(shared));
+    Ok(true)
 }
 
 /// Adds the experts of Granite's mixtures, if there are any.

@@ -167,10 +167,10 @@ fn tensor(name: String, entry: Entry, seen: &mut TensorSummary) -> Result<(Tenso
         }
         // What every head or group has is a row of its own.
         (name, [rows, width])
-            if [".mamba.A_log", ".mamba.D", ".mamba.norm.weight"].iter().any(|part| name.ends_with(part))
-                || [".mixer.A_log", ".mixer.D", ".mixer.norm.weight"]
-                    .iter()
-                    .any(|part| name.ends_with(part)) =>
+            if name
+                .rsplit_once(".mamba.")
+                .or(name.rsplit_once(".mixer."))
+                .is_some_and(|(_, part)| ["A_log", "D", "norm.weight"].contains(&part)) =>
         {
             shape = vec![rows.saturating_mul(*width)];
         }

@@ -87,7 +87,7 @@ fn block(family: Family, layers: usize, layer: usize, rest: &str) -> Option<Role
         Family::Bert => format!("encoder.layer.{layer}."),
         Family::NomicBert => format!("encoder.layers.{layer}."),
         Family::ModernBert => format!("layers.{layer}."),
-        Family::Mamba2 | Family::NemotronH => format!("backbone.layers.{layer}."),
+        Family::Mamba2 | Family::NemotronH if layer < layers => format!("backbone.layers.{layer}."),
         // Of the other families Hugging Face numbers them anew.
         _ if layer < layers || family == Family::Glm4Moe => format!("model.layers.{layer}."),
         _ => format!("mtp.layers.{}.", layer - layers),

@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use super::keys::Keys;
 use super::object::set;
 use super::tensor_summary::TensorSummary;
-use super::{dense, hybrid, mixtures};
+use super::{config, dense, hybrid, mixtures};
 use crate::error::Fault;
 
 pub(super) fn granite_hybrid(
@@ -77,11 +77,9 @@ pub(super) fn nemotron_h(
     config: &mut Map<String, Value>,
     notes: &mut Map<String, Value>,
 ) -> Result<(), Fault> {
-    const INNER: &str = "feed_forward_length";
     let key_heads = keys.each_layer("attention.head_count_kv")?;
-    let inner = keys.each_layer(INNER)?;
-    let experts = mixtures::nemotron_h(keys)?;
-    let of_networks = if experts.is_some() { "moe" } else { "mlp" };
+    let inner = keys.each_layer("feed_forward_length")?;
+    let of_networks = if mixtures::nemotron_h(keys, config)? { "moe" } else { "mlp" };
     let kinds = key_heads.iter().zip(&inner).map(|(heads, inner)| match (heads, inner) {
         (0, 0) => "linear_attention",
         (0, _) => of_networks,
@@ -111,39 +109,23 @@ pub(super) fn nemotron_h(
             "use_conv_bias": seen.has_mixer_convolution_bias,
         }),
     );
-    config.extend(experts.into_iter().flatten());
     notes.insert("a_log_negated_exp".into(), true.into());
     Ok(())
 }
 
-/// Adds what does not belong to layers.
+/// Adds what does not belong to layers, and the epsilon of all norms.
 fn outside_layers(
     keys: &Keys<'_>,
     seen: &TensorSummary,
     config: &mut Map<String, Value>,
 ) -> Result<(), Fault> {
-    let name = "attention.layer_norm_rms_epsilon";
+    config::outside_layers(keys, seen, config)?;
     // The converter takes Nemotron's for that of another norm.
-    let epsilon = match keys.float(name)? {
+    let epsilon = match keys.float("attention.layer_norm_rms_epsilon")? {
         Some(epsilon) => epsilon,
-        None => keys
-            .float("attention.layer_norm_epsilon")?
-            .ok_or_else(|| Fault::new(keys.key(name), "missing"))?,
+        None => keys.layer_norm_epsilon()?,
     };
-    let id = |name: &str| keys.metadata.id(&format!("tokenizer.ggml.{name}_token_id"));
-    set(
-        config,
-        json!({
-            "hidden_size": keys.dimension("embedding_length")?,
-            "num_hidden_layers": keys.layers()?,
-            "vocab_size": seen.vocab_size,
-            "tie_word_embeddings": !seen.has_output,
-            "layer_norm_epsilon": epsilon,
-            "bos_token_id": id("bos")?,
-            "eos_token_id": id("eos")?,
-            "pad_token_id": id("padding")?,
-        }),
-    );
+    config.insert("layer_norm_epsilon".into(), json!(epsilon));
     Ok(())
 }
 
