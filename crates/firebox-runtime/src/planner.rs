@@ -120,8 +120,8 @@ fn attention_numbers(attention: &AttentionConfig) -> usize {
     2 * projected + if attention.gated { 2 * of_heads } else { of_heads }
 }
 
-/// Returns how many numbers a row of attention over latents needs: queries before and after they meet the factors of keys, the latents
-/// that heads attend to, the output of every head, and the latents of queries and of the row itself.
+/// Returns how many numbers a row of attention over latents needs: queries before and after they are multiplied by the factors of keys,
+/// the latents that heads attend to, the output of every head, and the latents of queries and of the row itself.
 fn latent_attention_numbers(attention: &LatentAttentionConfig) -> usize {
     let LatentAttentionConfig { heads, query_rank, plain_dim, rotated_dim, value_dim, .. } = *attention;
     let width = attention.width();
