@@ -10,6 +10,7 @@ use super::keys::{Keys, MAX_DIMENSION};
 use super::metadata::Metadata;
 use super::mixtures;
 use super::object::set;
+use super::outside::outside_layers;
 use super::rope::{original_context, rope};
 use super::state_space;
 use super::tensor_summary::TensorSummary;
@@ -128,28 +129,6 @@ fn common(
     if family != Family::DeepSeek2 {
         config.insert("head_dim".into(), json!(keys.head_dim()?));
     }
-    Ok(())
-}
-
-/// Adds what does not belong to layers.
-pub(super) fn outside_layers(
-    keys: &Keys<'_>,
-    seen: &TensorSummary,
-    config: &mut Map<String, Value>,
-) -> Result<(), Fault> {
-    let id = |name: &str| keys.metadata.id(&format!("tokenizer.ggml.{name}_token_id"));
-    set(
-        config,
-        json!({
-            "hidden_size": keys.dimension("embedding_length")?,
-            "num_hidden_layers": keys.layers()?,
-            "vocab_size": seen.vocab_size,
-            "tie_word_embeddings": !seen.has_output,
-            "bos_token_id": id("bos")?,
-            "eos_token_id": id("eos")?,
-            "pad_token_id": id("padding")?,
-        }),
-    );
     Ok(())
 }
 

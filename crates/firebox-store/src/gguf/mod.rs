@@ -35,6 +35,7 @@ mod mixtures;
 mod names;
 mod object;
 pub(crate) mod opening;
+mod outside;
 mod reader;
 mod rope;
 mod split_name;

@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use super::keys::Keys;
 use super::object::set;
 use super::tensor_summary::TensorSummary;
-use super::{config, dense, hybrid, mixtures};
+use super::{dense, hybrid, mixtures, outside};
 use crate::error::Fault;
 
 pub(super) fn granite_hybrid(
@@ -119,7 +119,7 @@ fn outside_layers(
     seen: &TensorSummary,
     config: &mut Map<String, Value>,
 ) -> Result<(), Fault> {
-    config::outside_layers(keys, seen, config)?;
+    outside::outside_layers(keys, seen, config)?;
     // The converter takes Nemotron's for that of another norm.
     let epsilon = match keys.float("attention.layer_norm_rms_epsilon")? {
         Some(epsilon) => epsilon,
