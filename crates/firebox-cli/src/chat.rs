@@ -125,6 +125,7 @@ fn begin(
         _ => (args.generating.session(&model, interrupt)?, Vec::new()),
     };
     let mut conversation = ChatSession::resume(model, script, config, session, speculation, &messages)?;
+    conversation.printing = prompting.printing();
     conversation.let_choose(args.generating.router(conversation.session())?);
     if let Some(path) = &args.session {
         conversation.keep_in(path.clone());

@@ -11,6 +11,7 @@ use firebox_runtime::{
 };
 use firebox_text::Message;
 
+use crate::answer_printer::{AnswerPrinter, Printing};
 use crate::console::{Console, human_bytes};
 use crate::generating::answer;
 use crate::interrupt::{Interrupt, Working};
@@ -21,6 +22,7 @@ use crate::transcript::{Exchange, Fact, Transcript};
 pub struct ChatSession {
     pub config: GenerationConfig,
     pub script: Script,
+    pub printing: Printing,
     model: Model,
     session: Session,
     speculation: Option<Speculation>,
@@ -55,6 +57,7 @@ impl ChatSession {
         Ok(Self {
             config,
             script,
+            printing: Printing::Text,
             model,
             session,
             speculation,
@@ -211,12 +214,9 @@ impl ChatSession {
         let asked = Conversation::new(&self.script, &mut self.session, capacity).ask(question);
         let asked = asked.map_err(|error| self.explain(error))?;
         let turn = asked.turn;
-        let answered = self.generate(asked, capacity, working, console).inspect_err(|_| {
+        let (answered, thoughts) = self.generate(asked, capacity, working, console).inspect_err(|_| {
             self.rewind_before(turn);
         })?;
-        if !answered.text.ends_with('\n') {
-            console.line("")?;
-        }
         let is_stopped = answered.finish == Finish::Cancelled;
         if is_stopped {
             console.note("(stopped)");
@@ -232,19 +232,20 @@ impl ChatSession {
         }
         self.forget_evicted(console);
         let (question, answer) = (question.to_owned(), answered.text.clone());
-        self.transcript.exchanges.push(Exchange { question, answer, turn: is_read.then_some(turn) });
+        let turn = is_read.then_some(turn);
+        self.transcript.exchanges.push(Exchange { question, answer, thoughts, turn });
         self.last = Some(answered);
         self.keep()
     }
 
-    /// Generates the answer to a question that was just asked.
+    /// Generates the answer to a question that was just asked. Returns it with its thoughts, which its text does not have.
     fn generate(
         &mut self,
         asked: Question,
         capacity: Capacity,
         working: &Working<'_>,
         console: &Console,
-    ) -> anyhow::Result<Summary> {
+    ) -> anyhow::Result<(Summary, String)> {
         let Question { prompt, mut room, .. } = asked;
         self.session.meters().add(Counter::CachedTokens, self.session.tokens().len() as u64);
         if let Some(router) = &self.router {
@@ -265,9 +266,16 @@ impl ChatSession {
         config.max_tokens = Some(config.max_tokens.map_or(room, |most| most.min(room)));
         config.sampler.seed = config.sampler.seed.wrapping_add(self.answers);
         self.answers += 1;
-        let tokenizer = Some(self.model.tokenizer()?.clone());
-        let took = |_, text: &str| if text.is_empty() { Ok(()) } else { console.print(text) };
-        answer(&mut self.session, tokenizer, &prompt, config, self.speculation.as_mut(), working, took)
+        let tokenizer = self.model.tokenizer()?.clone();
+        let reader = self.script.template().answer_reader(&tokenizer, &prompt, None);
+        let mut printer = AnswerPrinter::new(console, reader, tokenizer.clone(), self.printing);
+        let took = |token, text: &str| printer.push(token, text);
+        let speculation = self.speculation.as_mut();
+        let mut summary =
+            answer(&mut self.session, Some(tokenizer), &prompt, config, speculation, working, took)?;
+        let (thoughts, text) = printer.finish()?;
+        summary.text = text;
+        Ok((summary, thoughts))
     }
 
     /// Returns how many tokens the session may hold now: turns have what facts leave of the context.

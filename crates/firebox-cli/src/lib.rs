@@ -15,6 +15,7 @@
 //! Features add commands that need more dependencies: `hub` (`pull`), `top`, `train` (`train`, `head train`, adapters) and `plot`;
 //! `full` is all of them.
 
+mod answer_printer;
 mod args;
 mod bench;
 #[cfg(test)]

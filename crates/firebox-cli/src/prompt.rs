@@ -8,6 +8,8 @@ use clap::Args;
 use firebox_runtime::Model;
 use firebox_text::{ChatTemplate, Message, TemplateOptions, TextError, Tokenizer};
 
+use crate::answer_printer::Printing;
+
 /// Options of the chat template.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Prompt")]
@@ -21,6 +23,9 @@ pub struct PromptArgs {
     /// Ask it not to
     #[arg(long, overrides_with = "think")]
     pub no_think: bool,
+    /// Show what it thinks before it answers
+    #[arg(long)]
+    pub show_thinking: bool,
     #[command(flatten)]
     pub template: TemplateArgs,
 }
@@ -34,6 +39,11 @@ pub struct TemplateArgs {
 }
 
 impl PromptArgs {
+    /// Returns what is printed of an answer.
+    pub fn printing(&self) -> Printing {
+        if self.show_thinking { Printing::Thoughts } else { Printing::Text }
+    }
+
     /// Returns the template's thinking option.
     pub fn thinking(&self) -> Option<bool> {
         match (self.think, self.no_think) {

@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use clap::Args;
 use firebox_runtime::{Finish, Model, Summary, peak_resident_bytes};
-use firebox_text::Message;
+use firebox_text::{AnswerReader, ChatTemplate, Message};
 use serde::Serialize;
 
+use crate::answer_printer::{AnswerPrinter, Printing};
 use crate::console::Console;
 use crate::fitting::say_events;
 use crate::generating::{GeneratingArgs, answer, speed};
@@ -58,6 +59,9 @@ struct Report<'a> {
     device: &'a str,
     #[serde(flatten)]
     summary: &'a Summary,
+    /// The thoughts before the text.
+    #[serde(skip_serializing_if = "str::is_empty")]
+    reasoning_content: &'a str,
     peak_rss_mib: Option<f64>,
     seed: u64,
 }
@@ -97,10 +101,11 @@ pub fn run(args: &RunArgs, console: &Console) -> anyhow::Result<Outcome> {
     let grammar = args.grammar.grammar()?;
     let interrupt = Interrupt::install()?;
     let model = args.generating.open(&path, console)?;
-    let (prompt, continues) = match ids {
-        Some(ids) => (ids, true),
+    let (prompt, template) = match ids {
+        Some(ids) => (ids, None),
         None => encode(args, &model, &path, text, console)?,
     };
+    let continues = template.is_none();
     let mut config = args.generating.config(&model, console)?.with_continues(continues);
     config.grammar = grammar;
     if prompt.is_empty() {
@@ -108,6 +113,12 @@ pub fn run(args: &RunArgs, console: &Console) -> anyhow::Result<Outcome> {
     }
     let trace = args.generating.tracing.begin(&model);
     let tokenizer = model.tokenizer().ok().cloned();
+    let reader = match (&template, &tokenizer) {
+        (Some(template), Some(tokenizer)) => template.answer_reader(tokenizer, &prompt, None),
+        _ => AnswerReader::default(),
+    };
+    // A grammar of the whole answer has no place for thoughts.
+    let reader = if config.grammar.is_some() { reader.without_thoughts() } else { reader };
     let mut session = args.generating.session(&model, &interrupt)?;
     let mut speculation = args.generating.speculation(&model, &interrupt, console)?;
     let working = interrupt.work();
@@ -116,43 +127,49 @@ pub fn run(args: &RunArgs, console: &Console) -> anyhow::Result<Outcome> {
         choose(&router, &mut session, &prompt, console)?;
     }
     let seed = config.sampler.seed;
-    let spells = tokenizer.is_some();
-    let took = |token: Option<u32>, text: &str| match token {
-        _ if args.json => Ok(()),
-        Some(token) if !spells => console.print(&format!("{token} ")),
-        _ if text.is_empty() => Ok(()),
-        _ => console.print(text),
+    let printing = if args.json { Printing::Nothing } else { args.generating.prompt.printing() };
+    let mut printer =
+        tokenizer.clone().map(|tokenizer| AnswerPrinter::new(console, reader, tokenizer, printing));
+    let took = |token: Option<u32>, text: &str| match (&mut printer, token) {
+        (Some(printer), _) => printer.push(token, text),
+        (None, Some(token)) if !args.json => console.print(&format!("{token} ")),
+        _ => Ok(()),
     };
     let summary = answer(&mut session, tokenizer, &prompt, config, speculation.as_mut(), &working, took);
     drop(working);
     if let Some(trace) = trace {
         trace.save(console)?;
     }
-    let summary = summary?;
+    let mut summary = summary?;
+    let mut thoughts = String::new();
+    match printer {
+        Some(printer) => (thoughts, summary.text) = printer.finish()?,
+        None if args.json => {}
+        None => console.line("")?,
+    }
     if args.json {
         console.json(&Report {
             model: path.display().to_string(),
             device: &args.generating.device.device,
             summary: &summary,
+            reasoning_content: &thoughts,
             peak_rss_mib: peak_resident_bytes().map(|bytes| bytes as f64 / f64::from(1 << 20)),
             seed,
         })?;
-    } else if !summary.text.ends_with('\n') {
-        console.line("")?;
     }
     say_events(&model, console);
     console.detail(format!("{}, seed {seed}", speed(&summary)));
     Ok(if summary.finish == Finish::Cancelled { Outcome::Interrupted } else { Outcome::Done })
 }
 
-/// The prompt's tokens, and whether the answer continues its text.
+/// The prompt's tokens, and the template that wrote them; none if the answer continues the text.
 fn encode(
     args: &RunArgs,
     model: &Model,
     path: &Path,
     text: Option<String>,
     console: &Console,
-) -> anyhow::Result<(Vec<u32>, bool)> {
+) -> anyhow::Result<(Vec<u32>, Option<ChatTemplate>)> {
     let tokenizer = model
         .tokenizer()
         .map_err(anyhow::Error::from)
@@ -162,7 +179,7 @@ fn encode(
         None => from_stdin()?,
     };
     if args.raw {
-        return Ok((tokenizer.encode(&text, true)?, true));
+        return Ok((tokenizer.encode(&text, true)?, None));
     }
     let prompting = &args.generating.prompt;
     let Some(template) = prompting.template.template(model)? else {
@@ -172,7 +189,7 @@ fn encode(
             ));
         }
         console.note("note: the model has no chat template; it continues the prompt as it stands");
-        return Ok((tokenizer.encode(&text, true)?, true));
+        return Ok((tokenizer.encode(&text, true)?, None));
     };
     let prompter = Prompter {
         tokenizer: tokenizer.clone(),
@@ -182,7 +199,7 @@ fn encode(
     };
     let system = prompting.system.as_ref().map(|text| Message::system(text.as_str()));
     let messages: Vec<Message> = system.into_iter().chain([Message::user(text)]).collect();
-    Ok((prompter.encode(&messages)?, false))
+    Ok((prompter.encode(&messages)?, Some(prompter.template)))
 }
 
 /// Returns the piped input, without the line break that ends a file.

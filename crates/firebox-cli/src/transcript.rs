@@ -27,6 +27,8 @@ pub struct Fact {
 pub struct Exchange {
     pub question: String,
     pub answer: String,
+    /// The thoughts before the answer. They are not read again.
+    pub thoughts: String,
     /// The turn that holds it; `None` if the session has yet to read it.
     pub turn: Option<TurnId>,
 }
@@ -43,11 +45,13 @@ impl Transcript {
                 }
                 "system" => transcript.system = Some(text),
                 "user" => {
-                    transcript.exchanges.push(Exchange { question: text, answer: String::new(), turn: None });
+                    let (answer, thoughts) = (String::new(), String::new());
+                    transcript.exchanges.push(Exchange { question: text, answer, thoughts, turn: None });
                 }
                 _ => {
                     if let Some(exchange) = transcript.exchanges.last_mut() {
                         exchange.answer += &text;
+                        exchange.thoughts += message.reasoning_content.as_deref().unwrap_or_default();
                     }
                 }
             }
@@ -60,7 +64,10 @@ impl Transcript {
         let facts = self.facts.iter().map(|fact| fact.text.as_str()).chain(pending_fact);
         let fact = |text: &str| Message { name: Some(FACT.into()), ..Message::system(text) };
         let exchanges = self.exchanges.iter().flat_map(|exchange| {
-            [Message::user(exchange.question.as_str()), Message::assistant(exchange.answer.as_str())]
+            let mut answer = Message::assistant(exchange.answer.as_str());
+            answer.reasoning_content =
+                Some(exchange.thoughts.clone()).filter(|thoughts| !thoughts.is_empty());
+            [Message::user(exchange.question.as_str()), answer]
         });
         let system = self.system.as_deref().map(Message::system);
         system.into_iter().chain(facts.map(fact)).chain(exchanges).collect()
@@ -147,7 +154,7 @@ mod tests {
             fact("I am Ada."),
             fact("I like tea."),
             Message::user("Hi"),
-            Message::assistant("Hello"),
+            Message { reasoning_content: Some("A greeting.".into()), ..Message::assistant("Hello") },
         ];
         let transcript = Transcript::from_messages(&messages);
         assert_eq!((transcript.facts.len(), transcript.exchanges.len()), (2, 1));

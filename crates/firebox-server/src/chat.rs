@@ -86,9 +86,9 @@ async fn answer_by(
         config,
         grammar_field: sampling_params::grammar_field(fields),
     };
-    let ConversationResponse { choices, tool_calls, tokenizer } =
+    let ConversationResponse { choices, answer, tokenizer } =
         request.begin(app, scope, response_options).await?;
-    let format = CompletionFormat { meta, is_chat: true, tokenizer: Some(tokenizer), tool_calls };
+    let format = CompletionFormat { meta, is_chat: true, tokenizer: Some(tokenizer), answer };
     if response_options.stream {
         return Ok(sse::response(CompletionStream::new(format, choices, response_options.include_usage)));
     }

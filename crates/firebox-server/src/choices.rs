@@ -46,6 +46,8 @@ pub(crate) struct Usage {
     /// Prompt tokens that were taken from the prefix cache.
     pub cached: usize,
     pub completion: usize,
+    /// Generated tokens of thoughts.
+    pub thought: usize,
 }
 
 impl Usage {
@@ -55,6 +57,7 @@ impl Usage {
             "completion_tokens": self.completion,
             "total_tokens": self.prompt + self.completion,
             "prompt_tokens_details": { "cached_tokens": self.cached },
+            "completion_tokens_details": { "reasoning_tokens": self.thought },
         })
     }
 }

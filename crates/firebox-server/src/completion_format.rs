@@ -12,12 +12,12 @@ use firebox_text::{Detokenizer, Tokenizer};
 use futures_core::Stream;
 use serde_json::{Value, json};
 
+use crate::answer_parser::{AnswerFormat, AnswerParser, OutputPart};
 use crate::choices::Choices;
 use crate::error::ApiError;
 use crate::logprobs::{self, CompletionLogprobs};
 use crate::response_meta::{ResponseMeta, finish_reason};
 use crate::sse::DONE;
-use crate::tool_call_parser::{OutputPart, ToolCallConfig, ToolCallParser};
 
 /// The format of responses: chat or text completions.
 #[derive(Debug, Clone)]
@@ -26,14 +26,14 @@ pub(crate) struct CompletionFormat {
     pub is_chat: bool,
     /// Absent for models without a tokenizer.
     pub tokenizer: Option<Arc<Tokenizer>>,
-    /// Absent when no tool can be called.
-    pub tool_calls: Option<ToolCallConfig>,
+    pub answer: AnswerFormat,
 }
 
 /// The accumulated output of one choice.
 #[derive(Debug, Default)]
 struct ChoiceState {
-    parser: ToolCallParser,
+    parser: AnswerParser,
+    thought: String,
     text: String,
     calls: Vec<Value>,
     /// Decodes the tokens to count the characters before each.
@@ -47,13 +47,14 @@ struct ChoiceState {
 
 impl ChoiceState {
     fn new(format: &CompletionFormat) -> Self {
-        Self { parser: ToolCallParser::new(format.tool_calls.as_ref()), ..Self::default() }
+        Self { parser: AnswerParser::new(&format.answer), ..Self::default() }
     }
 
     /// Appends parsed output.
     fn append(&mut self, parts: Vec<OutputPart>) {
         for part in parts {
             match part {
+                OutputPart::Thought(thought) => self.thought.push_str(&thought),
                 OutputPart::Text(text) => self.text.push_str(&text),
                 OutputPart::CallEnd(call) => self.calls.push(call.value()),
                 OutputPart::CallStart(_) | OutputPart::Arguments { .. } => {}
@@ -107,6 +108,7 @@ impl CompletionFormat {
                     let state = &mut states[index];
                     let parts = state.parser.finish();
                     state.append(parts);
+                    choices.usage.thought += state.parser.thought_tokens();
                     let logprobs = state.take_logprobs(&self, likely);
                     let finish = finish_reason(outcome.summary.finish, state.parser.calls());
                     values[index] = self.choice(index, state, logprobs, finish);
@@ -128,6 +130,9 @@ impl CompletionFormat {
         let silent = text.is_empty() && !calls.is_empty();
         let content = if silent { Value::Null } else { text.into() };
         let mut message = json!({ "role": "assistant", "content": content, "refusal": null });
+        if !state.thought.is_empty() {
+            message["reasoning_content"] = std::mem::take(&mut state.thought).into();
+        }
         if !calls.is_empty() {
             message["tool_calls"] = calls.into();
         }
@@ -142,6 +147,7 @@ impl CompletionFormat {
         }
         let delta = match part {
             None | Some(OutputPart::CallEnd(_)) => json!({}),
+            Some(OutputPart::Thought(thought)) => json!({ "reasoning_content": thought }),
             Some(OutputPart::Text(text)) => json!({ "content": text }),
             Some(OutputPart::CallStart(call)) => json!({ "tool_calls": [call.start_value()] }),
             Some(OutputPart::Arguments { index, piece }) => {
@@ -203,6 +209,7 @@ impl CompletionStream {
                 let parser = &mut self.states[index].parser;
                 let parts = without_call_ends(parser.finish());
                 let finish = finish_reason(outcome.summary.finish, parser.calls());
+                self.choices.usage.thought += parser.thought_tokens();
                 for part in parts {
                     let part = self.format.part(index, Some(&part), Value::Null, None);
                     self.push(json!([part]), Value::Null);

@@ -8,6 +8,7 @@ use axum::response::{IntoResponse as _, Response};
 use axum::routing;
 use serde_json::Value;
 
+use crate::answer_parser::AnswerFormat;
 use crate::app::{App, Routes};
 use crate::body_memory::ParsedBody;
 use crate::catalog::SelectedModel;
@@ -122,7 +123,7 @@ async fn answer_by(
         meta: ResponseMeta::new("cmpl", &selected.name),
         is_chat: false,
         tokenizer,
-        tool_calls: None,
+        answer: AnswerFormat::default(),
     };
     if response_options.stream {
         return Ok(sse::response(CompletionStream::new(format, choices, response_options.include_usage)));

@@ -3,15 +3,15 @@
 use std::sync::Arc;
 
 use firebox_runtime::GenerationConfig;
-use firebox_text::{Message, TemplateOptions, Tokenizer};
+use firebox_text::{CallSyntax, Message, TemplateOptions, Tokenizer};
 
 use crate::answer_grammar::answer_grammar;
+use crate::answer_parser::AnswerFormat;
 use crate::app::App;
 use crate::catalog::SelectedModel;
 use crate::choices::Choices;
 use crate::error::ApiError;
 use crate::sampling_params::ResponseOptions;
-use crate::tool_call_parser::ToolCallConfig;
 use crate::tools::Tools;
 
 /// A conversation to be continued by the model.
@@ -30,7 +30,7 @@ pub(crate) struct ConversationRequest {
 #[derive(Debug)]
 pub(crate) struct ConversationResponse {
     pub choices: Choices,
-    pub tool_calls: Option<ToolCallConfig>,
+    pub answer: AnswerFormat,
     pub tokenizer: Arc<Tokenizer>,
 }
 
@@ -47,6 +47,8 @@ impl ConversationRequest {
         let needed = self.tools.grammar(syntax);
         let opened = needed.is_some();
         let format = self.config.grammar.as_ref();
+        // A grammar of the whole answer has no place for thoughts.
+        let may_think = !opened && format.is_none();
         let of_tools = match needed {
             Some(needed) => Some(needed),
             None => answer_grammar(&self.tools, syntax, served.tokenizer()?, format, self.grammar_field)?,
@@ -57,18 +59,14 @@ impl ConversationRequest {
         let compiled = app.compile_grammar(grammar_field, grammar, &served, scope).await?;
         let opening = opened.then(|| syntax.opening(self.tools.single_required()).into_owned());
         let tools = self.options.tools.clone();
-        let tool_calls = (tools.is_some() || syntax.is_always_marked()).then(|| ToolCallConfig {
-            syntax,
-            tools: tools.unwrap_or_default(),
-            opening: opening.clone(),
-            parallel: self.tools.parallel,
-        });
-        let tokenizer = served.tokenizer()?.clone();
+        let parallel = self.tools.parallel;
+        let (tokenizer, model) = (served.tokenizer()?.clone(), served.clone());
         let (messages, options) = (self.messages, self.options);
         let bytes = messages.iter().map(|message| message.text().len()).sum();
+        let first = opening.clone();
         let encode = move || {
             let mut prompt = served.prompt(&messages, &options)?;
-            if let Some(opening) = opening
+            if let Some(opening) = first
                 && !prompt.is_empty()
             {
                 prompt.extend(served.tokenizer()?.encode(&opening, false)?);
@@ -79,9 +77,16 @@ impl ConversationRequest {
         if prompt.is_empty() {
             return Err(ApiError::field("messages", "they render to an empty prompt"));
         }
+        let template = model.script.template();
+        let mut reader = template.answer_reader(&tokenizer, &prompt, tools.as_deref());
+        if !may_think {
+            reader = reader.without_thoughts();
+        }
+        let has_short_ids = syntax == CallSyntax::Listed;
+        let answer = AnswerFormat { reader, opening, parallel, has_short_ids };
         let (prompts, config) = (vec![prompt], &self.config);
         let choices =
             Choices::begin(app, &self.selected, scope, prompts, config, compiled, response_options).await?;
-        Ok(ConversationResponse { choices, tool_calls, tokenizer })
+        Ok(ConversationResponse { choices, answer, tokenizer })
     }
 }

@@ -23,6 +23,7 @@
 
 mod allowed_origins;
 mod answer_grammar;
+mod answer_parser;
 mod api_keys;
 mod app;
 mod background_work;
@@ -77,7 +78,6 @@ mod stop_handle;
 mod text_vectors;
 mod tls;
 mod tokens;
-mod tool_call_parser;
 mod tools;
 
 pub use allowed_origins::AllowedOrigins;

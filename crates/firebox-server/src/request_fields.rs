@@ -154,7 +154,7 @@ const RESPONSE_FORMAT: &[Field] =
 
 const RESPONSES: &[Field] = &[
     field("model"),
-    told("input", "texts, calls and their outputs; reasoning is not read again"),
+    told("input", "texts, reasoning, calls and their outputs"),
     field("instructions"),
     field("max_output_tokens"),
     field("top_logprobs"),

@@ -314,6 +314,9 @@ pub(crate) struct AssistantMessage {
     content: Option<String>,
     #[schema(required)]
     refusal: Option<String>,
+    /// The thoughts before the answer.
+    #[schema(nullable = false)]
+    reasoning_content: Option<String>,
     tool_calls: Option<Vec<CalledTool>>,
 }
 
@@ -354,6 +357,12 @@ pub(crate) struct UsageBody {
     completion_tokens: u64,
     total_tokens: u64,
     prompt_tokens_details: CachedTokens,
+    completion_tokens_details: ReasoningTokens,
+}
+
+#[derive(Serialize, ToSchema)]
+pub(crate) struct ReasoningTokens {
+    pub reasoning_tokens: u64,
 }
 
 #[derive(Serialize, ToSchema)]

@@ -30,6 +30,8 @@ mod pipelines;
 mod responses;
 #[path = "http/schemathesis.rs"]
 mod schemathesis;
+#[path = "http/thoughts.rs"]
+mod thoughts;
 #[path = "http/time.rs"]
 mod time;
 #[path = "http/tls.rs"]

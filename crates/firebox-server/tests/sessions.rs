@@ -13,6 +13,8 @@ mod failures;
 mod refusals;
 #[path = "sessions/repetition.rs"]
 mod repetition;
+#[path = "sessions/thoughts.rs"]
+mod thoughts;
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::SocketAddr;

@@ -6,4 +6,5 @@ pub mod grammar;
 pub mod model;
 #[cfg(feature = "heads")]
 pub mod test_heads;
+pub mod thinking;
 pub mod tool;

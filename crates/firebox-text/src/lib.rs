@@ -4,10 +4,11 @@
 //! - [`Detokenizer`]: text from a stream of tokens;
 //! - [`StopStrings`]: ends a generation at given strings;
 //! - [`ChatTemplate`]: the prompt for a conversation of [`Message`]s;
-//! - [`CallReader`]: tool calls in a model's answer.
+//! - [`AnswerReader`]: thoughts, text and tool calls in a model's answer.
 //!
 //! Nothing here computes with tensors. Files are not trusted: malformed metadata is a [`TextError`].
 
+mod answer_reader;
 mod backend;
 mod charsmap;
 mod chat_encoder;
@@ -31,6 +32,7 @@ mod template_generation_tag;
 mod template_limits;
 mod template_operators;
 mod template_python;
+mod thoughts;
 mod token_table;
 mod tokenizer;
 mod tokenizer_json;
@@ -40,6 +42,7 @@ mod tool_calls;
 mod verbatim;
 mod vocabulary;
 
+pub use answer_reader::AnswerReader;
 pub use backend::panic_message;
 pub use chat_encoder::ChatEncoder;
 pub use detokenizer::{Detokenizer, DetokenizerState};
@@ -48,5 +51,6 @@ pub use firebox_store::{GgufVocabulary, TextAssets, TokenizerSource};
 pub use message::{Content, ContentPart, FunctionCall, Message, ToolCall};
 pub use stop::StopStrings;
 pub use template::{ChatTemplate, TemplateOptions};
+pub use thoughts::{ThoughtMarks, ThoughtReader};
 pub use tokenizer::Tokenizer;
 pub use tool_calls::{AnswerPart, CallReader, CallSyntax, CallableTool, is_valid_tool_name};

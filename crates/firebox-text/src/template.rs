@@ -1,5 +1,6 @@
 //! Chat templates: the prompt for a conversation in a model's format.
 
+use crate::answer_reader::AnswerReader;
 use crate::backend::catch_panics;
 use crate::error::TextError;
 use crate::message::{Content, Message};
@@ -8,8 +9,9 @@ use crate::template_filters;
 use crate::template_limits::{self, MAX_VALUE_BYTES, TooLarge};
 use crate::template_operators::guarded;
 use crate::template_python::{self, TemplateException};
+use crate::thoughts::{ThoughtMarks, ThoughtReader};
 use crate::tokenizer::Tokenizer;
-use crate::tool_calls::{CallSyntax, split_reasoning, tools_as_text, tools_in_system_message};
+use crate::tool_calls::{CallReader, CallSyntax, tools_as_text, tools_in_system_message};
 use firebox_store::TextAssets;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Serde;
@@ -60,6 +62,7 @@ pub struct ChatTemplate {
     environment: Environment<'static>,
     has_tools_template: bool,
     calls: CallSyntax,
+    thoughts: Option<ThoughtMarks>,
     tools: ToolPlacement,
     source: String,
     /// Variables such as `bos_token`.
@@ -158,6 +161,7 @@ impl ChatTemplate {
             environment,
             has_tools_template: with_tools.is_some(),
             calls: CallSyntax::from_template(with_tools.unwrap_or(source)),
+            thoughts: ThoughtMarks::from_template(source),
             tools: ToolPlacement::Variable,
             source: source.to_owned(),
             tokens,
@@ -188,14 +192,27 @@ impl ChatTemplate {
         }
     }
 
+    /// Returns a reader of the answer to a prompt. It reads calls if there are tools; without any, only the marks that every answer
+    /// of the model has.
+    pub fn answer_reader(
+        &self,
+        tokenizer: &Tokenizer,
+        prompt: &[u32],
+        tools: Option<&[Value]>,
+    ) -> AnswerReader {
+        let syntax = self.call_syntax();
+        let calls = (tools.is_some() || syntax.is_always_marked())
+            .then(|| CallReader::new(syntax, tools.unwrap_or_default()));
+        // Channels are read with calls.
+        let marks = self.thoughts.filter(|_| !syntax.is_always_marked());
+        let thoughts = marks.map(|marks| ThoughtReader::new(marks, marks.are_open(tokenizer, prompt)));
+        AnswerReader::new(thoughts, calls)
+    }
+
     /// The messages in the form in which the template renders tools: unchanged, with tools in the system message, or with tools
-    /// described in text. Reasoning that a [reader](crate::CallReader) put into the text is moved to its field if the template
-    /// expects it there.
+    /// described in text.
     pub fn messages_with_tools(&self, messages: &[Message], tools: &[Value]) -> Vec<Message> {
         match self.tools {
-            ToolPlacement::Variable if self.calls.is_always_marked() => {
-                messages.iter().map(split_reasoning).collect()
-            }
             ToolPlacement::Variable => messages.to_vec(),
             ToolPlacement::System => tools_in_system_message(messages, tools),
             ToolPlacement::Words => tools_as_text(messages, tools),

@@ -221,6 +221,7 @@ fn read<'t>(
     for part in parts {
         match (joined.last_mut(), part) {
             (Some(AnswerPart::Text(before)), AnswerPart::Text(text)) => before.push_str(&text),
+            (Some(AnswerPart::Thought(before)), AnswerPart::Thought(thought)) => before.push_str(&thought),
             (Some(AnswerPart::Arguments(before)), AnswerPart::Arguments(text)) => before.push_str(&text),
             (_, part) => joined.push(part),
         }

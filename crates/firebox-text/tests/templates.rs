@@ -2,8 +2,8 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use firebox_text::{
-    CallSyntax, ChatTemplate, ContentPart, GgufVocabulary, Message, TemplateOptions, TextAssets, TextError,
-    Tokenizer, TokenizerSource,
+    AnswerPart, CallSyntax, ChatTemplate, ContentPart, Detokenizer, GgufVocabulary, Message, TemplateOptions,
+    TextAssets, TextError, Tokenizer, TokenizerSource,
 };
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -146,15 +146,60 @@ fn tools_go_where_the_template_expects_them() {
 }
 
 #[test]
-fn reasoning_in_the_text_moves_to_its_field() {
-    let source =
-        "<|channel|>{{ tools }}{% for m in messages %}[{{ m.thinking }}|{{ m.content }}]{% endfor %}<|call|>";
-    let template = ChatTemplate::from_source(source, Map::new()).unwrap();
-    assert_eq!(template.call_syntax(), CallSyntax::Channels);
-    let said = [Message::assistant("<think>\na\n</think>\n\nb"), Message::user("<think>\na\n</think>\n\nb")];
-    let text =
-        template.render(&template.messages_with_tools(&said, &[]), &TemplateOptions::default()).unwrap();
-    assert_eq!(text, "<|channel|>None[a|b][|<think>\na\n</think>\n\nb]<|call|>");
+fn answers_are_read_as_the_template_says() {
+    let vocabulary = GgufVocabulary {
+        model: "gpt2".into(),
+        tokens: [
+            "<think>",
+            "</think>",
+            "a",
+            "Ċ",
+            "<|channel|>",
+            "analysis",
+            "<|message|>",
+            "<|end|>",
+            "<|call|>",
+        ]
+        .map(String::from)
+        .to_vec(),
+        token_types: vec![4, 4, 1, 1, 3, 1, 3, 3, 3],
+        ..GgufVocabulary::default()
+    };
+    let source = Some(TokenizerSource::Gguf(vocabulary));
+    let assets = TextAssets { tokenizer: source, ..TextAssets::default() };
+    let tokenizer = Tokenizer::new(&assets, &Value::Null).unwrap();
+    let read = |template: &str, prompt: &[u32], answer: &[u32]| {
+        let template = ChatTemplate::from_source(template, Map::new()).unwrap();
+        let mut reader = template.answer_reader(&tokenizer, prompt, None);
+        let mut detokenizer = Detokenizer::continuing(&tokenizer, true);
+        let mut all = [String::new(), String::new()];
+        let mut add = |parts: Vec<AnswerPart>| {
+            for part in parts {
+                match part {
+                    AnswerPart::Thought(thought) => all[0] += &thought,
+                    AnswerPart::Text(text) => all[1] += &text,
+                    _ => panic!("a call"),
+                }
+            }
+        };
+        for token in answer {
+            let text = detokenizer.push(*token);
+            add(reader.push_token(&text, Some(*token), &tokenizer));
+        }
+        add(reader.finish());
+        all
+    };
+    let thinks = "{% for m in messages %}{{ m.content.split('</think>')[-1] }}{% endfor %}";
+    assert_eq!(read(thinks, &[2], &[0, 3, 2, 3, 1, 3, 2]), ["a", "a"]);
+    // The template has written the first mark, with or without a line break, or both.
+    assert_eq!(read(thinks, &[2, 0, 3], &[2, 1, 2]), ["a", "a"]);
+    assert_eq!(read(thinks, &[2, 0], &[2]), ["a", ""]);
+    assert_eq!(read(thinks, &[2, 0, 3, 1, 3], &[2]), ["", "a"]);
+    assert_eq!(read("{{ messages[0].content }}", &[2], &[0, 2, 1]), ["", "<think>a</think>"]);
+    // Marks that are control tokens are absent from the text.
+    let channels = "<|channel|>{{ messages[0].content }}<|call|>";
+    assert_eq!(read(channels, &[2], &[4, 5, 6, 2, 7]), ["a", ""]);
+    assert_eq!(read(channels, &[2], &[2, 2]), ["", "aa"]);
 }
 
 #[test]
@@ -272,7 +317,7 @@ fn one_model_serves_many_threads() {
     fn shared<T: Send + Sync>() {}
     shared::<Tokenizer>();
     shared::<ChatTemplate>();
-    shared::<firebox_text::Detokenizer>();
+    shared::<Detokenizer>();
 }
 
 #[test]

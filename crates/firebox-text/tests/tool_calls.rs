@@ -6,11 +6,12 @@ use firebox_text::{AnswerPart, CallReader, CallSyntax};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-/// Text as a string, and a call as its name and arguments, which are a text if they are invalid JSON.
+/// Text as a string, thoughts as an object, and a call as its name and arguments, which are a text if they are invalid JSON.
 #[track_caller]
 fn says(syntax: CallSyntax, text: &str, expected: Value) {
     let parts = read(syntax, [text]).into_iter().filter_map(|parts| match parts {
         AnswerPart::Text(text) => Some(json!(text)),
+        AnswerPart::Thought(thought) => Some(json!({"thought": thought})),
         AnswerPart::Call(call) => {
             let arguments = call.arguments.as_str().unwrap();
             let value: Value = serde_json::from_str(arguments).unwrap_or_else(|_| json!(arguments));
@@ -258,7 +259,7 @@ fn channels_are_separated() {
     let thought = "<|channel|>analysis<|message|>I had better look.<|end|><|start|>assistant";
     let call = "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{\"place\": \"a\"}";
     let found = json!(["weather", {"place": "a"}]);
-    let thinks = "<think>\nI had better look.\n</think>";
+    let thinks = json!({"thought": "I had better look."});
     says(&format!("{thought}{call}<|call|>"), json!([thinks, found]));
     says(&format!("{thought}{call}"), json!([thinks, found]));
     // The recipient may precede the channel.
@@ -269,18 +270,15 @@ fn channels_are_separated() {
     says(&format!("{call}<|call|><|start|>assistant{call}<|call|>"), json!([found, found]));
     says(
         &format!("{thought}<|channel|>final<|message|>It < rains.\n<|return|>"),
-        json!([format!("{thinks}\n\nIt < rains.\n")]),
+        json!([thinks, "It < rains.\n"]),
     );
     says(
         &format!("{thought}<|channel|>commentary<|message|>I look.<|end|><|start|>assistant{call}<|call|>"),
-        json!([format!("{thinks}\n\nI look."), found]),
+        json!([thinks, "I look.", found]),
     );
     // Messages without a proper end.
-    says(
-        "<|channel|>analysis<|message|>Hm<|channel|>final<|message|>So",
-        json!(["<think>\nHm\n</think>\n\nSo"]),
-    );
-    says("<|channel|>analysis<|message|>Hm", json!(["<think>\nHm\n</think>"]));
+    says("<|channel|>analysis<|message|>Hm<|channel|>final<|message|>So", json!([{"thought": "Hm"}, "So"]));
+    says("<|channel|>analysis<|message|>Hm", json!([{"thought": "Hm"}]));
     says("<|channel|>analysis<|mess", json!([]));
     says("<|channel|>commentary to=functions.noop<|message|><|call|>", json!([["noop", {}]]));
     let any = "<|channel|>commentary to=functions <|constrain|>json<|message|>";

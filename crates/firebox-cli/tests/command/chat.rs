@@ -3,6 +3,8 @@
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::process::Stdio;
 
+use firebox_testing::thinking::{self, ANSWER, THOUGHTS};
+
 use crate::args;
 use crate::support::*;
 
@@ -53,6 +55,34 @@ fn an_answer_that_only_repeats_itself_ends() {
         let ran = chat(&[option]);
         assert!(!ran.stderr.contains("repeated") && ran.stderr.contains("300 tokens"), "{}", ran.stderr);
     }
+}
+
+#[test]
+fn thoughts_are_shown_when_they_are_asked_for() {
+    let folder = tempfile::tempdir().unwrap();
+    thinking::write(folder.path());
+    let (model, saved) = (folder.path().as_os_str(), folder.path().join("talk.json"));
+    let script = format!("Who are you?\n/save {}\n", saved.display());
+    for (option, shown) in
+        [(None, format!("{ANSWER}\n")), (Some("--show-thinking"), format!("{THOUGHTS}\n\n{ANSWER}\n"))]
+    {
+        let mut args = args!["chat", model, "--temp", "0"].to_vec();
+        args.extend(option.map(Into::into));
+        assert_eq!(firebox_fed(&args, &script).ends_with(0).stdout, shown);
+        let messages: serde_json::Value = serde_json::from_slice(&std::fs::read(&saved).unwrap()).unwrap();
+        assert_eq!(
+            (&messages[1]["reasoning_content"], &messages[1]["content"]),
+            (&THOUGHTS.into(), &ANSWER.into())
+        );
+        args[0] = "run".into();
+        args.push("Who are you?".into());
+        assert_eq!(firebox_with(&args).ends_with(0).stdout, shown);
+    }
+    let json = firebox_with(args!["run", model, "Who are you?", "--temp", "0", "--json"]).ends_with(0).json();
+    assert_eq!((&json["reasoning_content"], &json["text"]), (&THOUGHTS.into(), &ANSWER.into()));
+    // One that was cut says that there is nothing else.
+    let ran = firebox_with(args!["run", model, "Who are you?", "--temp", "0", "-n", "3"]).ends_with(0);
+    assert!(ran.stdout.is_empty() && ran.stderr.contains("--show-thinking"), "{}{}", ran.stdout, ran.stderr);
 }
 
 /// Two processes say what one would have said.

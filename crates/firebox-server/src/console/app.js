@@ -124,6 +124,7 @@ async function say(text) {
     const path = `/v1/sessions/${state.session.id}/say`;
     for await (const event of events("POST", path, { content: text, stream: true }, state.stopping.signal)) {
       if (event.type === "delta") chat.add(event.text);
+      else if (event.type === "reasoning") chat.think(event.text);
       else if (event.type === "waiting") chat.waiting(event.place);
       else if (event.type === "error") throw new Error(event.error.message);
       else if (event.type === "done") {

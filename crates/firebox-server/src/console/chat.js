@@ -25,6 +25,10 @@ function said(who, words, kind = "") {
   return make("div", { class: `said ${who} ${kind}` }, make("div", { class: "words" }, words));
 }
 
+function thoughts(text) {
+  return make("details", { class: "thoughts" }, make("summary", {}, "Thoughts"), make("div", {}, text));
+}
+
 function shown(turn, actions) {
   const gone = turn.evicted ? "gone" : "";
   if (turn.kind === "opening") return turn.text ? [said("told", `System prompt: ${turn.text}`)] : [];
@@ -33,6 +37,7 @@ function shown(turn, actions) {
     return [said("told", `Fact: ${turn.text}`, gone)];
   }
   const answer = said("model", turn.answer?.text ?? "", gone);
+  if (turn.answer?.reasoning_content) answer.prepend(thoughts(turn.answer.reasoning_content));
   answer.append(about(turn, actions));
   return [said("user", turn.text, gone), answer];
 }
@@ -74,8 +79,17 @@ export class Chat {
   }
 
   add(text) {
+    this.append(this.answer.querySelector(".words"), text);
+  }
+
+  think(text) {
+    if (!this.answer.querySelector(".thoughts")) this.answer.prepend(thoughts(""));
+    this.append(this.answer.querySelector(".thoughts > div"), text);
+  }
+
+  append(place, text) {
     const atEnd = this.log.scrollHeight - this.log.scrollTop - this.log.clientHeight < 60;
-    this.answer.firstChild.append(text);
+    place.append(text);
     if (atEnd) this.toEnd();
   }
 

@@ -26,6 +26,8 @@ pub(super) fn messages(fields: &JsonFields<'_>) -> Result<Vec<Message>, ApiError
                 };
                 add(&mut messages, &JsonFields::nested(map, at))?;
             }
+            // Thoughts that nothing followed.
+            messages.retain(|message| !has_only_thoughts(message));
         }
         Some(other) => {
             let expected = format!("expected a string or a list of items, found {}", kind(other));
@@ -43,7 +45,12 @@ fn add(messages: &mut Vec<Message>, item: &JsonFields<'_>) -> Result<(), ApiErro
                 role => role,
             };
             let content = content(item, "content")?;
-            messages.push(Message::new(role, content));
+            match messages.last_mut() {
+                Some(message) if role == "assistant" && has_only_thoughts(message) => {
+                    message.content = Some(content);
+                }
+                _ => messages.push(Message::new(role, content)),
+            }
         }
         Some("function_call") => {
             let call = ToolCall {
@@ -70,11 +77,30 @@ fn add(messages: &mut Vec<Message>, item: &JsonFields<'_>) -> Result<(), ApiErro
             message.tool_call_id = Some(item.required_string("call_id")?.to_owned());
             messages.push(message);
         }
-        // Models do not read their earlier reasoning.
-        Some("reasoning") => {}
+        Some("reasoning") => {
+            if let Some(thoughts) = thoughts(item)? {
+                let mut message = Message::assistant("");
+                message.content = None;
+                message.reasoning_content = Some(thoughts);
+                messages.push(message);
+            }
+        }
         Some(other) => return Err(item.error("type", format!("{other:?} is not supported"))),
     }
     Ok(())
+}
+
+/// The text of thoughts, which belong to the message or call behind them.
+fn thoughts(item: &JsonFields<'_>) -> Result<Option<String>, ApiError> {
+    if matches!(item.get("content"), None | Some(Value::Null)) {
+        return Ok(None);
+    }
+    let text = Message::new("assistant", content(item, "content")?).text();
+    Ok(Some(text).filter(|text| !text.is_empty()))
+}
+
+fn has_only_thoughts(message: &Message) -> bool {
+    message.role == "assistant" && message.content.is_none() && message.tool_calls.is_empty()
 }
 
 fn content(item: &JsonFields<'_>, field: &str) -> Result<Content, ApiError> {
@@ -94,7 +120,9 @@ fn content(item: &JsonFields<'_>, field: &str) -> Result<Content, ApiError> {
         };
         let part = JsonFields::nested(map, item.name(&at));
         match part.required_string("type")? {
-            "input_text" | "output_text" | "text" => Ok(ContentPart::text(part.required_string("text")?)),
+            "input_text" | "output_text" | "reasoning_text" | "text" => {
+                Ok(ContentPart::text(part.required_string("text")?))
+            }
             // The template decides which other parts it supports.
             other => {
                 let mut extra: Map<String, Value> = map.clone();
@@ -117,10 +145,12 @@ mod tests {
             {"role": "developer", "content": "a"},
             {"role": "user", "content": [{"type": "input_text", "text": "b"}]},
             {"type": "reasoning", "summary": []},
+            {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]},
             {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "c"}]},
             {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
             {"type": "function_call", "call_id": "2", "name": "g", "arguments": "{}"},
             {"type": "function_call_output", "call_id": "1", "output": "d"},
+            {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "So?"}]},
         ]});
         let messages = messages(&JsonFields::new(&body).unwrap()).unwrap();
         let told: Vec<_> = messages
@@ -135,6 +165,7 @@ mod tests {
             ("tool", "d", 0),
         ];
         assert_eq!(told, expected.map(|(role, text, calls)| (role, text.to_owned(), calls)));
+        assert_eq!(messages[3].reasoning_content.as_deref(), Some("Hm."));
         assert_eq!(messages[4].tool_call_id.as_deref(), Some("1"));
     }
 

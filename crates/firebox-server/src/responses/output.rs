@@ -12,21 +12,21 @@ use firebox_text::Tokenizer;
 use futures_core::Stream;
 use serde_json::{Value, json};
 
+use crate::answer_parser::{AnswerParser, OutputPart, ToolCall};
 use crate::choices::{Choices, Usage};
 use crate::conversation_request::ConversationResponse;
 use crate::error::ApiError;
 use crate::logprobs::chat_logprob;
-use crate::tool_call_parser::{OutputPart, ToolCall, ToolCallParser};
 
-/// The output items of a response: messages and function calls.
+/// The output items of a response: reasoning, messages and function calls.
 pub(super) struct Output {
     /// The response without its output items.
     response_base: Value,
     choices: Choices,
-    parser: ToolCallParser,
+    parser: AnswerParser,
     tokenizer: Arc<Tokenizer>,
     items: Vec<Value>,
-    open_message: Option<OpenMessage>,
+    open_item: Option<OpenItem>,
     /// Log-probabilities of tokens whose text has not been added.
     pending_logprobs: Vec<Value>,
     /// Id of the open call's item.
@@ -37,22 +37,67 @@ pub(super) struct Output {
     is_over: bool,
 }
 
-/// A message whose text may go on.
-struct OpenMessage {
+/// An item whose text may go on.
+struct OpenItem {
+    kind: ItemKind,
     id: String,
     text: String,
     logprobs: Vec<Value>,
+}
+
+/// The kind of an item that has a text.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum ItemKind {
+    Message,
+    Reasoning,
+}
+
+impl ItemKind {
+    fn id_prefix(self) -> &'static str {
+        match self {
+            Self::Message => "msg",
+            Self::Reasoning => "rs",
+        }
+    }
+
+    /// The name of its text in events and parts.
+    fn text(self) -> &'static str {
+        match self {
+            Self::Message => "output_text",
+            Self::Reasoning => "reasoning_text",
+        }
+    }
+
+    fn item(self, id: &str, status: &str, content: Value) -> Value {
+        match self {
+            Self::Message => {
+                json!({ "id": id, "type": "message", "role": "assistant", "status": status, "content": content })
+            }
+            Self::Reasoning => {
+                json!({ "id": id, "type": "reasoning", "status": status, "summary": [], "content": content })
+            }
+        }
+    }
+
+    fn part(self, text: &str, logprobs: Vec<Value>) -> Value {
+        let mut part = json!({ "type": self.text(), "text": text });
+        if self == Self::Message {
+            part["annotations"] = json!([]);
+            part["logprobs"] = logprobs.into();
+        }
+        part
+    }
 }
 
 impl Output {
     pub fn new(response_base: Value, response: ConversationResponse) -> Self {
         Self {
             response_base,
-            parser: ToolCallParser::new(response.tool_calls.as_ref()),
+            parser: AnswerParser::new(&response.answer),
             choices: response.choices,
             tokenizer: response.tokenizer,
             items: Vec::new(),
-            open_message: None,
+            open_item: None,
             pending_logprobs: Vec::new(),
             call_id: String::new(),
             pending: None,
@@ -113,10 +158,11 @@ impl Output {
                 for part in self.parser.finish() {
                     self.add_part(part, status);
                 }
-                if self.items.is_empty() && self.open_message.is_none() {
-                    self.add_text("");
+                if self.items.is_empty() && self.open_item.is_none() {
+                    self.add_text(ItemKind::Message, "");
                 }
-                self.close_message(status);
+                self.close_item(status);
+                self.choices.usage.thought += self.parser.thought_tokens();
                 self.response_base["usage"] = usage(self.choices.usage);
                 self.response_base["status"] = status.into();
                 if cut {
@@ -131,7 +177,7 @@ impl Output {
                 for part in self.parser.finish() {
                     self.add_part(part, "incomplete");
                 }
-                self.close_message("incomplete");
+                self.close_item("incomplete");
                 self.response_base["status"] = "failed".into();
                 self.response_base["error"] =
                     json!({ "code": "server_error", "message": error["error"]["message"] });
@@ -146,7 +192,8 @@ impl Output {
     /// Adds a part of the answer; `status` is that of a call that it ends.
     fn add_part(&mut self, part: OutputPart, status: &str) {
         match part {
-            OutputPart::Text(text) => self.add_text(&text),
+            OutputPart::Thought(thought) => self.add_text(ItemKind::Reasoning, &thought),
+            OutputPart::Text(text) => self.add_text(ItemKind::Message, &text),
             OutputPart::CallStart(call) => self.begin_call(&call),
             OutputPart::Arguments { piece, .. } => {
                 let at = self.items.len();
@@ -157,48 +204,55 @@ impl Output {
         }
     }
 
-    fn add_text(&mut self, text: &str) {
-        let at = self.items.len();
-        if self.open_message.is_none() {
-            let id = format!("msg_{}", crate::ids::random_id());
-            let item = message(&id, "in_progress", json!([]));
-            self.emit("response.output_item.added", json!({ "output_index": at, "item": item }));
-            let part = json!({ "item_id": id, "output_index": at, "content_index": 0, "part": output_text("", Vec::new()) });
-            self.emit("response.content_part.added", part);
-            self.open_message = Some(OpenMessage { id, text: String::new(), logprobs: Vec::new() });
+    /// Adds text to the open item, or to a new one if that is of another kind.
+    fn add_text(&mut self, kind: ItemKind, text: &str) {
+        if self.open_item.as_ref().is_some_and(|open| open.kind != kind) {
+            self.close_item("completed");
         }
-        let Some(message) = &mut self.open_message else { return };
-        message.text.push_str(text);
+        let at = self.items.len();
+        if self.open_item.is_none() {
+            let id = format!("{}_{}", kind.id_prefix(), crate::ids::random_id());
+            let item = kind.item(&id, "in_progress", json!([]));
+            self.emit("response.output_item.added", json!({ "output_index": at, "item": item }));
+            let part = kind.part("", Vec::new());
+            let part = json!({ "item_id": id, "output_index": at, "content_index": 0, "part": part });
+            self.emit("response.content_part.added", part);
+            self.open_item = Some(OpenItem { kind, id, text: String::new(), logprobs: Vec::new() });
+        }
+        let Some(open) = &mut self.open_item else { return };
+        open.text.push_str(text);
         let logprobs = std::mem::take(&mut self.pending_logprobs);
-        let delta = json!({
-            "item_id": message.id, "output_index": at, "content_index": 0, "delta": text, "logprobs": logprobs,
-        });
-        message.logprobs.extend(logprobs);
-        self.emit("response.output_text.delta", delta);
+        let mut delta = json!({ "item_id": open.id, "output_index": at, "content_index": 0, "delta": text });
+        if kind == ItemKind::Message {
+            delta["logprobs"] = logprobs.clone().into();
+        }
+        open.logprobs.extend(logprobs);
+        self.emit(&format!("response.{}.delta", kind.text()), delta);
     }
 
-    /// Ends the open message, if any.
-    fn close_message(&mut self, status: &str) {
+    /// Ends the open item, if any.
+    fn close_item(&mut self, status: &str) {
         let rest = std::mem::take(&mut self.pending_logprobs);
-        let Some(OpenMessage { id, text, mut logprobs }) = self.open_message.take() else { return };
+        let Some(OpenItem { kind, id, text, mut logprobs }) = self.open_item.take() else { return };
         // The last tokens may have no text.
         logprobs.extend(rest);
         let at = self.items.len();
-        let done = json!({
-            "item_id": id, "output_index": at, "content_index": 0, "text": text, "logprobs": logprobs,
-        });
-        self.emit("response.output_text.done", done);
-        let part = output_text(&text, logprobs);
+        let mut done = json!({ "item_id": id, "output_index": at, "content_index": 0, "text": text });
+        if kind == ItemKind::Message {
+            done["logprobs"] = logprobs.clone().into();
+        }
+        self.emit(&format!("response.{}.done", kind.text()), done);
+        let part = kind.part(&text, logprobs);
         let done = json!({ "item_id": id, "output_index": at, "content_index": 0, "part": part });
         self.emit("response.content_part.done", done);
-        let item = message(&id, status, json!([part]));
+        let item = kind.item(&id, status, json!([part]));
         self.emit("response.output_item.done", json!({ "output_index": at, "item": item }));
         self.items.push(item);
     }
 
     /// Starts a call.
     fn begin_call(&mut self, call: &ToolCall) {
-        self.close_message("completed");
+        self.close_item("completed");
         self.call_id = format!("fc_{}", crate::ids::random_id());
         let item = function_call(&self.call_id, call, "in_progress");
         self.emit("response.output_item.added", json!({ "output_index": self.items.len(), "item": item }));
@@ -239,10 +293,6 @@ impl Stream for Output {
     }
 }
 
-fn message(id: &str, status: &str, content: Value) -> Value {
-    json!({ "id": id, "type": "message", "role": "assistant", "status": status, "content": content })
-}
-
 fn function_call(id: &str, call: &ToolCall, status: &str) -> Value {
     json!({
         "id": id, "type": "function_call", "status": status, "call_id": call.id, "name": call.name,
@@ -250,16 +300,12 @@ fn function_call(id: &str, call: &ToolCall, status: &str) -> Value {
     })
 }
 
-fn output_text(text: &str, logprobs: Vec<Value>) -> Value {
-    json!({ "type": "output_text", "text": text, "annotations": [], "logprobs": logprobs })
-}
-
 fn usage(usage: Usage) -> Value {
     json!({
         "input_tokens": usage.prompt,
         "input_tokens_details": { "cached_tokens": usage.cached },
         "output_tokens": usage.completion,
-        "output_tokens_details": { "reasoning_tokens": 0 },
+        "output_tokens_details": { "reasoning_tokens": usage.thought },
         "total_tokens": usage.prompt + usage.completion,
     })
 }

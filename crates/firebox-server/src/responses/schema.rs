@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde_json::Value;
 use utoipa::ToSchema;
 
-use crate::schema::Sampling;
+use crate::schema::{ReasoningTokens, Sampling};
 
 /// A conversation to continue.
 #[derive(Serialize, ToSchema)]
@@ -152,7 +152,7 @@ pub(super) struct ResponseBody {
     #[schema(value_type = Option<Object>, required)]
     incomplete_details: Option<Value>,
     model: String,
-    /// Messages and function calls.
+    /// Reasoning, messages and function calls.
     #[schema(value_type = Vec<Object>)]
     output: Vec<Value>,
     parallel_tool_calls: bool,
@@ -173,9 +173,4 @@ pub(super) struct ResponseUsage {
 #[derive(Serialize, ToSchema)]
 pub(super) struct CachedInput {
     cached_tokens: u64,
-}
-
-#[derive(Serialize, ToSchema)]
-pub(super) struct ReasoningTokens {
-    reasoning_tokens: u64,
 }

@@ -8,12 +8,15 @@ use std::task::{Context, Poll, ready};
 
 use axum::response::Response;
 use firebox_engine::{Engine, Event, Request, ResponseStream};
+use firebox_runtime::Piece;
+use firebox_text::{AnswerPart, AnswerReader, Tokenizer};
 use futures_core::Stream;
 use serde_json::{Value, json};
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
 use super::registry::{SessionGuard, SessionHandle};
 use super::session_tree::{PendingQuestion, PreparedQuestion};
+use super::transcript::Said;
 use crate::error::ApiError;
 use crate::response_meta::finish_reason;
 use crate::sse::{self, DONE};
@@ -25,6 +28,7 @@ const EVENT_BACKLOG: usize = 64;
 #[derive(Debug)]
 enum AnswerEvent {
     Waiting(usize),
+    Thought(String),
     Text(String),
     /// The end, with the whole answer.
     Done(Value),
@@ -51,6 +55,13 @@ impl AnswerStream {
         let PreparedQuestion { session, prompt, asked, room, .. } = asked;
         let most = request.config.max_tokens;
         request.config.max_tokens = Some(most.map_or(room, |most| most.min(room)));
+        let served = guard.tree.served.clone();
+        let tokenizer = served.tokenizer()?.clone();
+        let mut reader = served.script.template().answer_reader(&tokenizer, &prompt, None);
+        if request.config.grammar.is_some() {
+            reader = reader.without_thoughts();
+        }
+        let reading = Reading { reader, tokenizer, said: Said::default() };
         request.prompt = prompt;
         let mut response = engine.generate(request.in_session(session));
         let first = match next(&mut response).await {
@@ -58,7 +69,7 @@ impl AnswerStream {
             first => first,
         };
         let (sender, events) = channel(EVENT_BACKLOG);
-        tokio::spawn(run_to_end(guard, asked, response, first, sender));
+        tokio::spawn(run_to_end(guard, asked, reading, response, first, sender));
         Ok(Self { events, is_over: false })
     }
 
@@ -68,7 +79,7 @@ impl AnswerStream {
             match event {
                 AnswerEvent::Done(value) => return Ok(value),
                 AnswerEvent::Failed(error) => return Err(error),
-                AnswerEvent::Waiting(_) | AnswerEvent::Text(_) => {}
+                AnswerEvent::Waiting(_) | AnswerEvent::Thought(_) | AnswerEvent::Text(_) => {}
             }
         }
         Err(ApiError::stopping())
@@ -93,6 +104,7 @@ impl Stream for AnswerStream {
         self.is_over = matches!(event, AnswerEvent::Done(_) | AnswerEvent::Failed(_));
         let text = match event {
             AnswerEvent::Waiting(place) => data(json!({ "type": "waiting", "place": place })),
+            AnswerEvent::Thought(text) => data(json!({ "type": "reasoning", "text": text })),
             AnswerEvent::Text(text) => data(json!({ "type": "delta", "text": text })),
             AnswerEvent::Done(mut value) => {
                 value["type"] = "done".into();
@@ -108,10 +120,46 @@ async fn next(response: &mut ResponseStream) -> Option<Event> {
     poll_fn(|context| Pin::new(&mut *response).poll_next(context)).await
 }
 
+/// Reads an answer as it arrives.
+struct Reading {
+    reader: AnswerReader,
+    tokenizer: Arc<Tokenizer>,
+    said: Said,
+}
+
+impl Reading {
+    fn push(&mut self, piece: &Piece) -> Vec<AnswerEvent> {
+        let parts = self.reader.push_token(&piece.text, piece.token, &self.tokenizer);
+        self.events(parts)
+    }
+
+    fn finish(&mut self) -> Vec<AnswerEvent> {
+        let parts = self.reader.finish();
+        self.events(parts)
+    }
+
+    fn events(&mut self, parts: Vec<AnswerPart>) -> Vec<AnswerEvent> {
+        let event = |part| match part {
+            AnswerPart::Thought(thought) => {
+                self.said.thoughts.push_str(&thought);
+                Some(AnswerEvent::Thought(thought))
+            }
+            AnswerPart::Text(text) => {
+                self.said.text.push_str(&text);
+                Some(AnswerEvent::Text(text))
+            }
+            // There are no tools.
+            AnswerPart::CallStart(_) | AnswerPart::Arguments(_) | AnswerPart::Call(_) => None,
+        };
+        parts.into_iter().filter_map(event).collect()
+    }
+}
+
 /// Runs an answer to its end and stores it in the session.
 async fn run_to_end(
     guard: SessionGuard,
     asked: PendingQuestion,
+    mut reading: Reading,
     mut response: ResponseStream,
     mut first: Option<Event>,
     events: Sender<AnswerEvent>,
@@ -136,15 +184,20 @@ async fn run_to_end(
                 continue;
             }
             Some(Event::Piece(piece)) => {
-                if !piece.text.is_empty() {
-                    let _ = events.send(AnswerEvent::Text(piece.text)).await;
+                for event in reading.push(&piece) {
+                    let _ = events.send(event).await;
                 }
                 continue;
             }
             Some(Event::Finished(outcome)) => {
+                for event in reading.finish() {
+                    let _ = events.send(event).await;
+                }
                 let summary = &outcome.summary;
+                let said = std::mem::take(&mut reading.said);
                 let mut value = json!({
-                    "answer": summary.text,
+                    "answer": said.text,
+                    "reasoning_content": said.thoughts(),
                     "finish_reason": finish_reason(summary.finish, 0),
                     "usage": {
                         "prompt_tokens": summary.prompt_tokens,
@@ -155,7 +208,7 @@ async fn run_to_end(
                     "ttft_ms": summary.ttft_ms,
                     "tokens_per_second": summary.decode_tps,
                 });
-                match guard.change(move |tree| tree.answered(asked, *outcome)).await {
+                match guard.change(move |tree| tree.answered(asked, said, *outcome)).await {
                     Ok((done, ())) => {
                         value["session"] = release(done);
                         AnswerEvent::Done(value)

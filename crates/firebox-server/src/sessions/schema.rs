@@ -113,6 +113,9 @@ pub(crate) struct SessionTurn {
 #[derive(ToSchema)]
 pub(crate) struct SessionTurnAnswer {
     text: String,
+    /// The thoughts before it.
+    #[schema(required)]
+    reasoning_content: Option<String>,
     #[schema(required)]
     head: Option<String>,
     /// `stop`, `length`, or `cancelled` if the client disconnected.
@@ -138,6 +141,9 @@ pub(crate) struct SessionQuestion {
 #[derive(ToSchema)]
 pub(crate) struct SessionAnswer {
     answer: String,
+    /// The thoughts before it.
+    #[schema(required)]
+    reasoning_content: Option<String>,
     finish_reason: String,
     #[schema(value_type = Object)]
     usage: (),

@@ -15,7 +15,7 @@ use firebox_runtime::{
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::transcript::{Answer, Entry, Kind, Transcript, token_counts};
+use super::transcript::{Answer, Entry, Kind, Said, Transcript, token_counts};
 use crate::error::ApiError;
 use crate::response_meta::finish_reason;
 use crate::served_model::ServedModel;
@@ -225,7 +225,7 @@ impl SessionTree {
     }
 
     /// Stores the answer to a question.
-    pub fn answered(&mut self, asked: PendingQuestion, outcome: Outcome) -> Result<(), ApiError> {
+    pub fn answered(&mut self, asked: PendingQuestion, said: Said, outcome: Outcome) -> Result<(), ApiError> {
         let summary = outcome.summary;
         *self.tree.session(asked.branch)? = outcome.session;
         let head = self.transcripts.get(&asked.branch).and_then(|transcripts| transcripts.head.clone());
@@ -236,7 +236,8 @@ impl SessionTree {
             finish => finish_reason(finish, 0),
         };
         let answer = Answer {
-            text: summary.text,
+            reasoning_content: said.thoughts().map(str::to_owned),
+            text: said.text,
             head,
             finish: finish.to_owned(),
             tokens: summary.tokens.len(),

@@ -48,10 +48,27 @@ pub(crate) enum Kind {
     Turn,
 }
 
+/// The texts of an answer.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Said {
+    pub thoughts: String,
+    pub text: String,
+}
+
+impl Said {
+    /// Returns the thoughts, if there are any.
+    pub fn thoughts(&self) -> Option<&str> {
+        Some(self.thoughts.as_str()).filter(|thoughts| !thoughts.is_empty())
+    }
+}
+
 /// The model's answer.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Answer {
     pub text: String,
+    /// The thoughts before it. Absent in older files.
+    #[serde(default)]
+    pub reasoning_content: Option<String>,
     /// The head that answered; absent for the model's own.
     pub head: Option<String>,
     pub finish: String,
@@ -62,7 +79,11 @@ pub(crate) struct Answer {
 
 impl Entry {
     fn bytes(&self) -> usize {
-        ENTRY_OVERHEAD + self.text.len() + self.answer.as_ref().map_or(0, |answer| answer.text.len())
+        let answer = self
+            .answer
+            .as_ref()
+            .map_or(0, |answer| answer.text.len() + answer.reasoning_content.as_ref().map_or(0, String::len));
+        ENTRY_OVERHEAD + self.text.len() + answer
     }
 }
 

@@ -43,6 +43,7 @@ pub fn read<'a>(syntax: CallSyntax, pieces: impl IntoIterator<Item = &'a str>) -
     for part in parts {
         match (all.last_mut(), part) {
             (Some(AnswerPart::Text(before)), AnswerPart::Text(text)) => before.push_str(&text),
+            (Some(AnswerPart::Thought(before)), AnswerPart::Thought(thought)) => before.push_str(&thought),
             (Some(AnswerPart::Arguments(before)), AnswerPart::Arguments(piece)) => before.push_str(&piece),
             (_, part) => all.push(part),
         }
@@ -50,7 +51,9 @@ pub fn read<'a>(syntax: CallSyntax, pieces: impl IntoIterator<Item = &'a str>) -
     let mut begun: Option<(&str, String)> = None;
     for part in &all {
         match part {
-            AnswerPart::Text(text) => assert!(begun.is_none() && !text.is_empty(), "{all:?}"),
+            AnswerPart::Text(text) | AnswerPart::Thought(text) => {
+                assert!(begun.is_none() && !text.is_empty(), "{all:?}")
+            }
             AnswerPart::CallStart(name) => assert_eq!(begun.replace((name, String::new())), None, "{all:?}"),
             AnswerPart::Arguments(piece) => begun.as_mut().expect("arguments of a call").1.push_str(piece),
             AnswerPart::Call(call) => {

@@ -2,9 +2,11 @@
 
 use crate::message::FunctionCall;
 
-/// A part of a model's answer: of its text, or of a tool call.
+/// A part of a model's answer: of its thoughts, of its text, or of a tool call.
 #[derive(Debug, Clone, PartialEq)]
 pub enum AnswerPart {
+    /// Thoughts.
+    Thought(String),
     /// Text.
     Text(String),
     /// The beginning of a call of this tool.

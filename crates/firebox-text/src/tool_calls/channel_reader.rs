@@ -1,17 +1,11 @@
 //! The reader of gpt-oss's answers, which consist of messages in channels.
 
-use serde_json::Value;
-
 use super::answer_part::AnswerPart;
 use super::declared_tools::Tools;
 use super::marks::{CALL, CHANNEL, CONSTRAIN, END, MESSAGE, RECIPIENT, RETURN, START};
 use super::part_queue::PartQueue;
 use super::tool_name::MAX_TOOL_NAME;
-use crate::message::Message;
 
-/// The marks around reasoning in other families' answers.
-const THINK_START: &str = "<think>\n";
-const THINK_END: &str = "\n</think>";
 /// The separator between messages that are returned as one text.
 const MESSAGE_SEPARATOR: &str = "\n\n";
 /// The possible beginnings of a message's header. An answer that begins differently has no header.
@@ -22,33 +16,17 @@ const MESSAGE_ENDS: [&str; 5] = [END, CALL, RETURN, START, CHANNEL];
 const MAX_HEADER: usize = MAX_TOOL_NAME + 256;
 
 /// Reads answers of gpt-oss: messages whose headers name a channel and a recipient. Messages in the channel `analysis` are
-/// reasoning, messages to a tool are calls, and the rest is text.
+/// thoughts, messages to a tool are calls, and the rest is text.
 #[derive(Debug, Clone)]
 pub(super) struct ChannelReader {
     tools: Tools,
     held: String,
     /// The kind of the current message; `None` within a header.
     body: Option<Body>,
-    /// Whether there was text before that has to be separated from the next one.
+    /// Whether there was text, or thoughts, before that has to be separated from the next one.
     has_text: bool,
+    has_thoughts: bool,
     parts: PartQueue,
-}
-
-/// Moves reasoning at the beginning of a message's text to the field for it, as gpt-oss's template expects.
-pub(crate) fn split_reasoning(message: &Message) -> Message {
-    let mut message = message.clone();
-    let is_reasoning = |name: &&str| message.extra.get(*name).is_some_and(Value::is_string);
-    let has_reasoning =
-        message.reasoning_content.is_some() || ["reasoning", "thinking"].iter().any(is_reasoning);
-    if message.role == "assistant" && !has_reasoning {
-        let text = message.text();
-        let split = text.strip_prefix(THINK_START).and_then(|text| text.split_once(THINK_END));
-        if let Some((reasoning, answer)) = split {
-            message.reasoning_content = Some(reasoning.to_owned());
-            message.content = Some(answer.trim_start().into());
-        }
-    }
-    message
 }
 
 #[derive(Debug, Clone)]
@@ -56,7 +34,7 @@ enum Body {
     Text {
         begun: bool,
     },
-    Reasoning {
+    Thoughts {
         begun: bool,
     },
     /// The arguments of a call, and trailing white space, which is dropped if the arguments end with it.
@@ -70,7 +48,19 @@ enum Body {
 
 impl ChannelReader {
     pub fn new(tools: Tools) -> Self {
-        Self { tools, held: String::new(), body: None, has_text: false, parts: PartQueue::default() }
+        Self {
+            tools,
+            held: String::new(),
+            body: None,
+            has_text: false,
+            has_thoughts: false,
+            parts: PartQueue::default(),
+        }
+    }
+
+    /// Returns whether the current message is of thoughts.
+    pub fn is_thinking(&self) -> bool {
+        matches!(self.body, Some(Body::Thoughts { .. }))
     }
 
     pub fn push(&mut self, piece: &str) -> Vec<AnswerPart> {
@@ -166,7 +156,7 @@ impl ChannelReader {
                 self.parts.begin(tool);
                 Body::Arguments { space: String::new(), begun: false }
             }
-            _ if channel == "analysis" => Body::Reasoning { begun: false },
+            _ if channel == "analysis" => Body::Thoughts { begun: false },
             _ => Body::Text { begun: false },
         }
     }
@@ -185,12 +175,12 @@ impl ChannelReader {
                 self.has_text = true;
                 self.parts.text(piece);
             }
-            Some(Body::Reasoning { begun }) => {
-                if !std::mem::replace(begun, true) {
-                    let between = if self.has_text { MESSAGE_SEPARATOR } else { "" };
-                    self.parts.text(&format!("{between}{THINK_START}"));
+            Some(Body::Thoughts { begun }) => {
+                if !std::mem::replace(begun, true) && self.has_thoughts {
+                    self.parts.thought(MESSAGE_SEPARATOR);
                 }
-                self.parts.text(piece);
+                self.has_thoughts = true;
+                self.parts.thought(piece);
             }
             Some(Body::Arguments { space, begun }) => {
                 let piece = if *begun { piece } else { piece.trim_start() };
@@ -209,13 +199,7 @@ impl ChannelReader {
     /// Ends the current message.
     fn end(&mut self) {
         match self.body.take() {
-            None | Some(Body::Text { .. }) => {}
-            Some(Body::Reasoning { begun }) => {
-                if begun {
-                    self.parts.text(THINK_END);
-                    self.has_text = true;
-                }
-            }
+            None | Some(Body::Text { .. } | Body::Thoughts { .. }) => {}
             Some(Body::Arguments { begun, .. }) => {
                 if !begun {
                     self.parts.arguments("{}");

@@ -19,7 +19,6 @@ mod tool_name;
 
 pub use answer_part::AnswerPart;
 pub use call_grammar::CallableTool;
-pub(crate) use channel_reader::split_reasoning;
 pub use reader::CallReader;
 pub use syntax::CallSyntax;
 pub(crate) use text_tools::{tools_as_text, tools_in_system_message};

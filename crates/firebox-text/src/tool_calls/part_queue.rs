@@ -27,6 +27,15 @@ impl PartQueue {
         }
     }
 
+    /// Adds a piece of thoughts.
+    pub fn thought(&mut self, piece: &str) {
+        match self.parts.last_mut() {
+            _ if piece.is_empty() => {}
+            Some(AnswerPart::Thought(before)) => before.push_str(piece),
+            _ => self.parts.push(AnswerPart::Thought(piece.to_owned())),
+        }
+    }
+
     /// Begins a call.
     pub fn begin(&mut self, tool: &str) {
         self.parts.push(AnswerPart::CallStart(tool.to_owned()));

@@ -16,7 +16,8 @@ use super::syntax::CallSyntax;
 /// arguments anyway. Results do not depend on how the text is split, and text without calls is returned unchanged; white space
 /// next to a call is dropped.
 ///
-/// Reasoning in [`CallSyntax::Channels`] is returned as text between `<think>` and `</think>`, like that of other families.
+/// In [`CallSyntax::Channels`], thoughts have a channel and are returned as such; those of other families have
+/// [marks](crate::ThoughtMarks).
 ///
 /// ```
 /// use firebox_text::{CallReader, CallSyntax, AnswerPart};
@@ -34,7 +35,10 @@ use super::syntax::CallSyntax;
 /// assert_eq!(reader.finish(), []);
 /// ```
 #[derive(Debug, Clone)]
-pub struct CallReader(Kind);
+pub struct CallReader {
+    syntax: CallSyntax,
+    kind: Kind,
+}
 
 #[derive(Debug, Clone)]
 enum Kind {
@@ -46,15 +50,26 @@ impl CallReader {
     /// A reader for a syntax and the declared tools, in the form of OpenAI's API.
     pub fn new(syntax: CallSyntax, tools: &[Value]) -> Self {
         let tools = Tools::new(tools);
-        Self(match syntax {
+        let kind = match syntax {
             CallSyntax::Channels => Kind::Channels(ChannelReader::new(tools)),
             marked => Kind::Marked(MarkerReader::new(marked, tools)),
-        })
+        };
+        Self { syntax, kind }
+    }
+
+    /// The syntax that it reads.
+    pub fn syntax(&self) -> CallSyntax {
+        self.syntax
+    }
+
+    /// Returns whether the answer goes on with thoughts.
+    pub fn is_thinking(&self) -> bool {
+        matches!(&self.kind, Kind::Channels(reader) if reader.is_thinking())
     }
 
     /// Adds a piece of text, and returns the parts that are certain now.
     pub fn push(&mut self, piece: &str) -> Vec<AnswerPart> {
-        match &mut self.0 {
+        match &mut self.kind {
             Kind::Marked(reader) => reader.push(piece),
             Kind::Channels(reader) => reader.push(piece),
         }
@@ -62,7 +77,7 @@ impl CallReader {
 
     /// Ends the text: returns what was held back.
     pub fn finish(&mut self) -> Vec<AnswerPart> {
-        match &mut self.0 {
+        match &mut self.kind {
             Kind::Marked(reader) => reader.finish(),
             Kind::Channels(reader) => reader.finish(),
         }

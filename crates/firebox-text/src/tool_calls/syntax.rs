@@ -45,7 +45,7 @@ pub enum CallSyntax {
     Separated,
     /// DeepSeek-V3 and R1: like `Separated`, with `function` before the name, and arguments in a fence of backticks.
     SeparatedFence,
-    /// gpt-oss: messages in channels; those addressed to a tool are calls. Reasoning has a channel too.
+    /// gpt-oss: messages in channels; those addressed to a tool are calls. Thoughts have a channel too.
     Channels,
     /// Unknown: an answer that is an object, or one in a fence of backticks, that calls a declared tool.
     Fenced,

@@ -1,27 +1,29 @@
-//! Separates tool calls from the text of an answer.
+//! Separates thoughts and tool calls from the text of an answer.
 
 use firebox_runtime::Piece;
-use firebox_text::{AnswerPart, CallReader, CallSyntax, Tokenizer};
+use firebox_text::{AnswerPart, AnswerReader, Tokenizer};
 use serde_json::{Value, json};
 
 /// Length of call ids that templates such as Mistral's require.
 const SHORT_ID_CHARS: usize = 9;
 
-/// How to recognize tool calls in an answer.
-#[derive(Debug, Clone)]
-pub(crate) struct ToolCallConfig {
-    pub syntax: CallSyntax,
-    /// The tools offered to the model.
-    pub tools: Vec<Value>,
+/// How to read an answer. By default, all of it is text.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct AnswerFormat {
+    /// Takes out thoughts and calls.
+    pub reader: AnswerReader,
     /// The text that opens a call, if the prompt ended with it.
     pub opening: Option<String>,
     /// True if an answer may have several calls.
     pub parallel: bool,
+    /// True if the model's template requires short ids of calls.
+    pub has_short_ids: bool,
 }
 
 /// A part of an answer.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum OutputPart {
+    Thought(String),
     Text(String),
     /// The start of a call, without arguments.
     CallStart(ToolCall),
@@ -62,10 +64,11 @@ impl ToolCall {
     }
 }
 
-/// Splits an answer into text and tool calls. Without tools, all of it is text.
+/// Splits an answer into thoughts, text and tool calls.
 #[derive(Debug, Default)]
-pub(crate) struct ToolCallParser {
-    calls: Option<(CallReader, ToolCallConfig)>,
+pub(crate) struct AnswerParser {
+    format: AnswerFormat,
+    thought_tokens: usize,
     /// Calls that have started.
     call_count: usize,
     /// The open call, if it is reported.
@@ -74,17 +77,14 @@ pub(crate) struct ToolCallParser {
     prefix_parts: Vec<OutputPart>,
 }
 
-impl ToolCallParser {
-    pub fn new(tool_calls: Option<&ToolCallConfig>) -> Self {
-        let calls = tool_calls.map(|tool_calls| {
-            let mut reader = CallReader::new(tool_calls.syntax, &tool_calls.tools);
-            // The prompt may contain the whole start of a call.
-            let prefix_parts = tool_calls.opening.as_deref().map(|opening| reader.push(opening));
-            ((reader, tool_calls.clone()), prefix_parts.unwrap_or_default())
-        });
-        let (calls, prefix_parts) = calls.unzip();
-        let mut parser = Self { calls, ..Self::default() };
-        parser.prefix_parts = parser.convert(prefix_parts.unwrap_or_default());
+impl AnswerParser {
+    pub fn new(format: &AnswerFormat) -> Self {
+        let mut parser = Self { format: format.clone(), ..Self::default() };
+        // The prompt may contain the whole start of a call.
+        if let Some(opening) = &format.opening {
+            let parts = parser.format.reader.push(opening);
+            parser.prefix_parts = parser.convert(parts);
+        }
         parser
     }
 
@@ -93,19 +93,21 @@ impl ToolCallParser {
         self.call_count
     }
 
-    /// Adds a piece of the answer. Control tokens that open calls are absent from its text.
+    /// Returns the number of tokens that thoughts and their marks took.
+    pub fn thought_tokens(&self) -> usize {
+        self.thought_tokens
+    }
+
+    /// Adds a piece of the answer. Control tokens that mark thoughts and calls are absent from its text.
     pub fn push(&mut self, piece: &Piece, tokenizer: Option<&Tokenizer>) -> Vec<OutputPart> {
-        let Some((reader, tool_calls)) = &mut self.calls else {
-            return text_part(&piece.text);
+        let reader = &mut self.format.reader;
+        let was_thinking = reader.is_thinking();
+        let answer_parts = match tokenizer {
+            Some(tokenizer) => reader.push_token(&piece.text, piece.token, tokenizer),
+            None => reader.push(&piece.text),
         };
-        // The text precedes the control token.
-        let mut answer_parts = reader.push(&piece.text);
-        if let (Some(token), Some(tokenizer)) = (piece.token, tokenizer)
-            && tokenizer.is_special(token)
-            && let Some(name) = tokenizer.id_to_token(token)
-            && tool_calls.syntax.control_tokens().contains(&name)
-        {
-            answer_parts.extend(reader.push(name));
+        if piece.token.is_some() && (was_thinking || reader.is_thinking()) {
+            self.thought_tokens += 1;
         }
         let mut parts = std::mem::take(&mut self.prefix_parts);
         parts.extend(self.convert(answer_parts));
@@ -114,7 +116,7 @@ impl ToolCallParser {
 
     /// Ends the answer.
     pub fn finish(&mut self) -> Vec<OutputPart> {
-        let answer_parts = self.calls.as_mut().map(|(reader, _)| reader.finish()).unwrap_or_default();
+        let answer_parts = self.format.reader.finish();
         let mut parts = std::mem::take(&mut self.prefix_parts);
         parts.extend(self.convert(answer_parts));
         parts
@@ -122,15 +124,15 @@ impl ToolCallParser {
 
     fn convert(&mut self, answer_parts: Vec<AnswerPart>) -> Vec<OutputPart> {
         let mut parts = Vec::new();
-        let Some((_, tool_calls)) = &self.calls else { return parts };
         for part in answer_parts {
             match part {
-                AnswerPart::Text(text) => parts.extend(text_part(&text)),
-                AnswerPart::CallStart(_) if self.call_count > 0 && !tool_calls.parallel => {}
+                AnswerPart::Thought(thought) => parts.push(OutputPart::Thought(thought)),
+                AnswerPart::Text(text) => parts.push(OutputPart::Text(text)),
+                AnswerPart::CallStart(_) if self.call_count > 0 && !self.format.parallel => {}
                 AnswerPart::CallStart(name) => {
-                    let id = match tool_calls.syntax {
-                        CallSyntax::Listed => crate::ids::random_id()[..SHORT_ID_CHARS].to_owned(),
-                        _ => format!("call_{}", crate::ids::random_id()),
+                    let id = match self.format.has_short_ids {
+                        true => crate::ids::random_id()[..SHORT_ID_CHARS].to_owned(),
+                        false => format!("call_{}", crate::ids::random_id()),
                     };
                     let call = ToolCall { index: self.call_count, id, name, arguments: String::new() };
                     self.call_count += 1;
@@ -152,20 +154,23 @@ impl ToolCallParser {
     }
 }
 
-fn text_part(text: &str) -> Vec<OutputPart> {
-    if text.is_empty() { Vec::new() } else { vec![OutputPart::Text(text.to_owned())] }
-}
-
 #[cfg(test)]
 mod tests {
-    use firebox_text::{GgufVocabulary, TextAssets, TokenizerSource};
+    use firebox_text::{
+        CallReader, CallSyntax, GgufVocabulary, TextAssets, ThoughtMarks, ThoughtReader, TokenizerSource,
+    };
 
     use super::*;
+
+    fn format(syntax: CallSyntax, tools: &[Value]) -> AnswerFormat {
+        let reader = AnswerReader::new(None, Some(CallReader::new(syntax, tools)));
+        AnswerFormat { reader, parallel: true, ..AnswerFormat::default() }
+    }
 
     fn hear(syntax: CallSyntax, opening: Option<&str>, parallel: bool, pieces: &[&str]) -> Vec<OutputPart> {
         let tools = vec![json!({"type": "function", "function": {"name": "noop"}})];
         let opening = opening.map(str::to_owned);
-        let mut parser = ToolCallParser::new(Some(&ToolCallConfig { syntax, tools, opening, parallel }));
+        let mut parser = AnswerParser::new(&AnswerFormat { opening, parallel, ..format(syntax, &tools) });
         let mut parts = Vec::new();
         for text in pieces {
             let piece = Piece { token: None, text: (*text).to_owned(), logprobs: None };
@@ -209,10 +214,23 @@ mod tests {
         let source = Some(TokenizerSource::Gguf(vocabulary));
         let assets = TextAssets { tokenizer: source, ..TextAssets::default() };
         let tokenizer = Tokenizer::new(&assets, &Value::Null).unwrap();
-        let (syntax, tools) = (CallSyntax::Tagged, Vec::new());
-        let mut parser =
-            ToolCallParser::new(Some(&ToolCallConfig { syntax, tools, opening: None, parallel: true }));
+        let mut parser = AnswerParser::new(&format(CallSyntax::Tagged, &[]));
         let piece = Piece { token: Some(1), text: "E".into(), logprobs: None };
         assert_eq!(parser.push(&piece, Some(&tokenizer)), [OutputPart::Text("E".into())]);
+    }
+
+    #[test]
+    fn tokens_of_thoughts_are_counted() {
+        let thoughts = ThoughtReader::new(ThoughtMarks::ALL[0], false);
+        let reader = AnswerReader::new(Some(thoughts), None);
+        let mut parser = AnswerParser::new(&AnswerFormat { reader, ..AnswerFormat::default() });
+        let mut parts = Vec::new();
+        for (token, text) in ["<think>", "a", " ", "b", "</think>", "\n", "c"].into_iter().enumerate() {
+            let piece = Piece { token: u32::try_from(token).ok(), text: text.into(), logprobs: None };
+            parts.extend(parser.push(&piece, None));
+        }
+        let [thought, more, text] = ["a", " b", "c"].map(String::from);
+        assert_eq!(parts, [OutputPart::Thought(thought), OutputPart::Thought(more), OutputPart::Text(text)]);
+        assert_eq!(parser.thought_tokens(), 5);
     }
 }
