@@ -369,7 +369,7 @@ fn experts_may_be_packed_and_transposed() {
     assert!(Checkpoint::open(&packed).unwrap_err().to_string().contains("firebox import"));
     let imported = |name: &str, source: &Path, quantize| {
         let bundle = folder.path().join(name);
-        import(source, &bundle, &ImportOptions { quantize }, &mut |_| {}).unwrap();
+        import(source, &bundle, &ImportOptions::from(quantize), &mut |_| {}).unwrap();
         open(&bundle)
     };
     let q8 = Some(Quantization { bits: Bits::Q8, group: 32 });
@@ -417,7 +417,7 @@ fn factors_of_heads_may_be_packed() {
         let plain = changed("deepseek_v3", &folder, all_chosen, str::to_owned, rounded);
         let expected = read(&open(&plain));
         let bundle = folder.join("bundle");
-        let options = ImportOptions { quantize: Some(Quantization { bits, group: 32 }) };
+        let options = ImportOptions::from(Some(Quantization { bits, group: 32 }));
         import(&plain, &bundle, &options, &mut |_| ()).unwrap();
         let model = open(&bundle);
         let encoding = model.checkpoint().info("model.layers.1.self_attn.kv_b_proj.weight").unwrap().encoding;

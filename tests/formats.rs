@@ -15,7 +15,7 @@ fn fixtures(folder: &str) -> PathBuf {
 }
 
 fn imported(source: &Path, destination: &Path, quantize: Option<Quantization>) {
-    import(source, destination, &ImportOptions { quantize }, &mut |_| ()).unwrap();
+    import(source, destination, &ImportOptions::from(quantize), &mut |_| ()).unwrap();
 }
 
 fn open(path: &Path) -> Model {

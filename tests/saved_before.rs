@@ -111,7 +111,7 @@ fn write() {
     let llama = open("reference/llama");
     let mut session = llama.session().unwrap().with_prefix(&prefix(&llama)).unwrap();
     expected.insert("prefix", continued(&mut session, &tokens(9, 5)));
-    let options = ImportOptions { quantize: Some(Quantization { bits: Bits::Q4, group: 32 }) };
+    let options = ImportOptions::from(Some(Quantization { bits: Bits::Q4, group: 32 }));
     import(fixtures().join("reference/qwen2"), before().join("bundle"), &options, &mut |_| {}).unwrap();
     expected.insert("bundle", continued(&mut open("before/bundle").session().unwrap(), &tokens(9, 5)));
     let written = serde_json::to_string(&expected).unwrap() + "\n";

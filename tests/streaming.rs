@@ -52,14 +52,14 @@ fn checkpoints(scratch: &Path) -> Vec<PathBuf> {
         ];
         for (name, quantize) in schemes.into_iter().skip(if is_own { 0 } else { 2 }) {
             let bundle = scratch.join(format!("{family}-{name}"));
-            import(&directory, &bundle, &ImportOptions { quantize }, &mut |_| ()).unwrap();
+            import(&directory, &bundle, &ImportOptions::from(quantize), &mut |_| ()).unwrap();
             paths.push(bundle);
         }
     }
     // Layers of Gemma 4 read rows of a table and what earlier layers store.
     let bundle = scratch.join("gemma4_text-q4");
     let quantize = Some(Quantization { bits: Bits::Q4, group: 32 });
-    import(fixtures("reference/gemma4_text"), &bundle, &ImportOptions { quantize }, &mut |_| ()).unwrap();
+    import(fixtures("reference/gemma4_text"), &bundle, &ImportOptions::from(quantize), &mut |_| ()).unwrap();
     paths.push(bundle);
     assert_eq!(paths.len(), 14 * 5 + 21 + 2 + 1);
     paths

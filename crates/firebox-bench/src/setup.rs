@@ -116,7 +116,7 @@ impl Setup {
         if bundle.exists() {
             return Ok(());
         }
-        let options = ImportOptions { quantize: Some(Quantization { bits, group: GROUP }) };
+        let options = ImportOptions::from(Some(Quantization { bits, group: GROUP }));
         import(self.plain(), bundle, &options, &mut |_| ())
             .with_context(|| format!("{} should be a model that is not quantized", self.plain().display()))?;
         Ok(())

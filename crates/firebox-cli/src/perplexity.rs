@@ -1,11 +1,9 @@
 //! `firebox perplexity`
 
-use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
-use anyhow::Context as _;
 use clap::Args;
-use firebox_eval::{Perplexity, expected_input_ids};
+use firebox_eval::Perplexity;
 use firebox_runtime::Model;
 use serde::Serialize;
 
@@ -14,7 +12,7 @@ use crate::console::Console;
 use crate::hub;
 use crate::opening::open;
 use crate::outcome::Outcome;
-use crate::tokens::parse_ids;
+use crate::tokens::read_tokens;
 
 /// The context length that llama.cpp uses, so that results can be compared.
 const CONTEXT: usize = 512;
@@ -66,7 +64,7 @@ pub fn perplexity(args: &PerplexityArgs, console: &Console) -> anyhow::Result<Ou
         }
         None => None,
     };
-    let tokens = read_tokens(args, &model)?;
+    let tokens = read_tokens(&args.text, args.ids, &model)?;
     let trained = model.decoder()?.config().max_positions;
     let context = args.ctx_size.map_or(CONTEXT.min(trained), |tokens| tokens as usize);
     console.detail(format!("{} tokens in windows of {context}", tokens.len()));
@@ -96,22 +94,4 @@ pub fn perplexity(args: &PerplexityArgs, console: &Console) -> anyhow::Result<Ou
         ))?;
     }
     Ok(Outcome::Done)
-}
-
-fn read_tokens(args: &PerplexityArgs, model: &Model) -> anyhow::Result<Vec<u32>> {
-    let path = &args.text;
-    if path.extension().is_some_and(|extension| extension == "safetensors") {
-        return Ok(expected_input_ids(path)?);
-    }
-    let text = if path.as_os_str() == "-" {
-        let mut text = String::new();
-        std::io::stdin().read_to_string(&mut text).map(|_| text)
-    } else {
-        std::fs::read_to_string(path)
-    };
-    let text = text.with_context(|| format!("cannot read {}", path.display()))?;
-    if args.ids {
-        return parse_ids(&text).with_context(|| path.display().to_string());
-    }
-    Ok(model.tokenizer()?.encode(&text, true)?)
 }

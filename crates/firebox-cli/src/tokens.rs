@@ -1,6 +1,32 @@
-//! Token ids as people and programs write them.
+//! Tokens as people and programs write them: texts and lists of ids.
+
+use std::io::Read as _;
+use std::path::Path;
+
+use anyhow::Context as _;
+use firebox_eval::expected_input_ids;
+use firebox_runtime::Model;
 
 use crate::outcome::usage;
+
+/// Reads the tokens of a text file, of stdin for `-`, or the `input_ids` of a safetensors file. `ids` says that the text is a list of
+/// ids.
+pub fn read_tokens(path: &Path, ids: bool, model: &Model) -> anyhow::Result<Vec<u32>> {
+    if path.extension().is_some_and(|extension| extension == "safetensors") {
+        return Ok(expected_input_ids(path)?);
+    }
+    let text = if path.as_os_str() == "-" {
+        let mut text = String::new();
+        std::io::stdin().read_to_string(&mut text).map(|_| text)
+    } else {
+        std::fs::read_to_string(path)
+    };
+    let text = text.with_context(|| format!("cannot read {}", path.display()))?;
+    if ids {
+        return parse_ids(&text).with_context(|| path.display().to_string());
+    }
+    Ok(model.tokenizer()?.encode(&text, true)?)
+}
 
 /// Ids as a JSON list, or separated by commas or spaces.
 pub fn parse_ids(text: &str) -> anyhow::Result<Vec<u32>> {

@@ -13,6 +13,7 @@ use crate::block::Block;
 use crate::config::DecoderConfig;
 use crate::families::Architecture;
 use crate::feed_forward::{FeedForward, OwnFeedForward};
+use crate::input_moments::InputMoments;
 use crate::layer_inputs::{DiskRows, LayerInputs};
 use crate::mixer::{Mixer, MixerMemory, OwnMixer};
 use crate::norm::Norm;
@@ -83,11 +84,24 @@ impl Decoder {
     /// Builds a checkpoint's modules over its weights. Every tensor must be there, in the shape that the
     /// configuration says, and none beside them.
     pub fn load(checkpoint: &Checkpoint, device: &Device) -> Result<Self, ModelError> {
-        let config = decoder_config(checkpoint.config())?;
         let taken = RefCell::default();
-        let root = Weights::new(checkpoint, device, &taken);
-        let whole = ResidentWeights::load(checkpoint, &config, &root)?;
-        Self::checked(Parts::Resident(whole), config, &root)
+        Self::resident(checkpoint, &Weights::new(checkpoint, device, &taken))
+    }
+
+    /// Builds the modules so that the inputs of their matrices are measured.
+    pub fn measuring_inputs(
+        checkpoint: &Checkpoint,
+        device: &Device,
+        moments: &InputMoments,
+    ) -> Result<Self, ModelError> {
+        let taken = RefCell::default();
+        Self::resident(checkpoint, &Weights::new(checkpoint, device, &taken).measuring(moments))
+    }
+
+    fn resident(checkpoint: &Checkpoint, root: &Weights<'_>) -> Result<Self, ModelError> {
+        let config = decoder_config(checkpoint.config())?;
+        let whole = ResidentWeights::load(checkpoint, &config, root)?;
+        Self::checked(Parts::Resident(whole), config, root)
     }
 
     /// A decoder that streams these weights. Its other tensors are loaded from `root`.

@@ -52,9 +52,10 @@ impl Linear {
         })
     }
 
-    /// Returns the weight, if it has neither a bias nor an adapter.
+    /// Returns the weight, if it has neither a bias nor an adapter and its inputs are not measured.
     pub(crate) fn plain_weights(&self) -> Option<Weight> {
-        (self.bias.is_none() && self.adapter.is_none()).then(|| self.weight.weight())
+        let is_plain = self.bias.is_none() && self.adapter.is_none() && !self.weight.is_measured();
+        is_plain.then(|| self.weight.weight())
     }
 
     /// What an adapter adds.

@@ -1,10 +1,13 @@
 //! Weight matrices in any storage format.
 
+use std::sync::Arc;
+
 use burn::module::{Module, Param, ParamId};
 use burn::tensor::{Int, Tensor};
 use firebox_kernels::Grouping;
 use firebox_kernels::linear::{self, BlockFormat, PreparedWeight, Weight};
 
+use crate::matrix_inputs::MatrixInputs;
 use crate::prepared::LazyPreparedWeight;
 
 /// A weight of `[outputs, inputs]` in any storage format.
@@ -16,6 +19,8 @@ pub enum Matrix {
     Grouped(GroupedMatrix),
     /// The blocks of a GGUF file.
     Blocks(BlockMatrix),
+    /// Any of them, whose inputs are measured.
+    Measured(MeasuredMatrix),
 }
 
 impl Matrix {
@@ -28,6 +33,10 @@ impl Matrix {
 
     /// Returns the products of the same activations with several matrices.
     pub(crate) fn multiply_each(x: Tensor<2>, matrices: &[&Self]) -> Vec<Tensor<2>> {
+        if matrices.iter().any(|matrix| matrix.is_measured()) {
+            let matrices: Vec<&Self> = matrices.iter().map(|matrix| matrix.measuring(&x)).collect();
+            return Self::multiply_each(x, &matrices);
+        }
         if linear::accepts_prepared(&x.device()) {
             let prepared: Option<Vec<&PreparedWeight>> =
                 matrices.iter().map(|matrix| matrix.prepared()).collect();
@@ -43,6 +52,7 @@ impl Matrix {
             Self::Dense(dense) => &dense.prepared,
             Self::Grouped(grouped) => &grouped.prepared,
             Self::Blocks(blocks) => &blocks.prepared,
+            Self::Measured(measured) => return measured.matrix.prepared(),
         };
         prepared.get_or_prepare(|| self.weight())
     }
@@ -57,7 +67,20 @@ impl Matrix {
                 grouping: grouped.grouping,
             },
             Self::Blocks(blocks) => Weight::Blocks { bytes: blocks.bytes.val(), format: blocks.format },
+            Self::Measured(measured) => measured.matrix.weight(),
         }
+    }
+
+    /// Returns whether inputs are measured.
+    pub(crate) fn is_measured(&self) -> bool {
+        matches!(self, Self::Measured(_))
+    }
+
+    /// Measures inputs if they are to be, and returns the matrix that multiplies them.
+    fn measuring(&self, x: &Tensor<2>) -> &Self {
+        let Self::Measured(measured) = self else { return self };
+        measured.inputs.add(x);
+        &measured.matrix
     }
 
     /// Returns the rows of the given indices, `[indices, inputs]` in f32.
@@ -70,6 +93,7 @@ impl Matrix {
             Self::Blocks(blocks) => {
                 linear::dequantize_blocks(blocks.bytes.val().select(0, indices), blocks.format)
             }
+            Self::Measured(measured) => measured.matrix.gather(indices),
         }
     }
 }
@@ -141,6 +165,21 @@ impl BlockMatrix {
             format,
             prepared: LazyPreparedWeight::default(),
         }
+    }
+}
+
+/// A weight whose inputs are measured.
+#[derive(Module, Debug)]
+pub struct MeasuredMatrix {
+    #[module(skip)]
+    matrix: Arc<Matrix>,
+    #[module(skip)]
+    inputs: Arc<MatrixInputs>,
+}
+
+impl MeasuredMatrix {
+    pub(crate) fn new(matrix: Matrix, inputs: Arc<MatrixInputs>) -> Self {
+        Self { matrix: Arc::new(matrix), inputs }
     }
 }
 

@@ -12,6 +12,7 @@ use firebox_store::{Bits, BlockType, Dtype, Encoding, Tensors, Weight, encode};
 use crate::ModelError;
 use crate::adapter_plan::AdapterPlan;
 use crate::initial::Initial;
+use crate::input_moments::InputMoments;
 use crate::matrix::{BlockMatrix, DenseMatrix, GroupedMatrix, Matrix};
 
 /// Tensors of a checkpoint on their way into modules: looked up by name within a scope, checked against the
@@ -28,6 +29,7 @@ pub(crate) struct Weights<'a> {
     renamed: &'static [(&'static str, &'static str)],
     transposed: bool,
     learning: Option<Learning<'a>>,
+    moments: Option<&'a InputMoments>,
 }
 
 /// The training mode, and the trained parameters by name.
@@ -64,6 +66,7 @@ impl<'a> Weights<'a> {
             renamed: &[],
             transposed: false,
             learning: None,
+            moments: None,
         }
     }
 
@@ -91,6 +94,11 @@ impl<'a> Weights<'a> {
     /// Returns the tensors as trainable parameters.
     pub fn learning(self, learning: Learning<'a>) -> Self {
         Self { learning: Some(learning), ..self }
+    }
+
+    /// Returns the tensors as matrices whose inputs are measured.
+    pub fn measuring(self, moments: &'a InputMoments) -> Self {
+        Self { moments: Some(moments), ..self }
     }
 
     /// Returns the tensors below a prefix.
@@ -185,7 +193,11 @@ impl<'a> Weights<'a> {
             let weight = self.learned(name, [outputs, inputs], Learned::All)?;
             return Ok(Matrix::Dense(DenseMatrix::new(weight)));
         }
-        matrix(self.take(name, &[outputs, inputs])?, [outputs, inputs], &self.device)
+        let matrix = matrix(self.take(name, &[outputs, inputs])?, [outputs, inputs], &self.device)?;
+        Ok(match self.moments {
+            Some(moments) => moments.measure(self.full(name), matrix),
+            None => matrix,
+        })
     }
 
     /// Returns a weight of `[outputs, inputs]` as numbers whatever its format is, for parts that do not multiply with it as a whole. On

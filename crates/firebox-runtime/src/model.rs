@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use burn::tensor::Device;
 use firebox_model::{
-    Decoder, Encoder, FeedForward, Mixer, ModelError, Network, OwnFeedForward, OwnMixer, StreamedConfig,
-    StreamedDecoder,
+    Decoder, Encoder, FeedForward, InputMoments, Mixer, ModelError, Network, OwnFeedForward, OwnMixer,
+    StreamedConfig, StreamedDecoder,
 };
 use firebox_store::{Checkpoint, Heads, SegmentId, SourceKind};
 use firebox_text::Tokenizer;
@@ -59,6 +59,19 @@ impl Model {
             read_all_of(&checkpoint);
         }
         Ok(Self::build(checkpoint, device, |checkpoint| Ok((Network::load(checkpoint, device)?, ())))?.0)
+    }
+
+    /// Opens a decoder that measures the inputs of its matrices.
+    pub fn measuring_inputs(
+        checkpoint: Checkpoint,
+        device: &Device,
+        moments: &InputMoments,
+    ) -> Result<Self, RuntimeError> {
+        let decoder = |checkpoint: &Checkpoint| {
+            let decoder = Decoder::measuring_inputs(checkpoint, device, moments)?;
+            Ok((Network::Decoder(Arc::new(decoder)), ()))
+        };
+        Ok(Self::build(checkpoint, device, decoder)?.0)
     }
 
     /// Opens a decoder that reads its weights from disk while it runs, except for [resident](firebox_model::StreamedWeights::load)

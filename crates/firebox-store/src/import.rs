@@ -6,15 +6,18 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use serde_json::{Value, json};
 
 use crate::checkpoint::{Checkpoint, combined_hash};
 use crate::encoding::{Encoding, Quantization};
+use crate::encodings::Encodings;
 use crate::error::StoreError;
 use crate::files;
 use crate::folder::{Folder, MAX_JSON, MAX_TOKENIZER};
 use crate::gguf::opening::Purpose;
+use crate::importance::Importance;
 use crate::manifest::{MANIFEST, Manifest, ManifestSegment};
 use crate::partial::{PartialFolder, sync_folder};
 use crate::parts::SourceKind;
@@ -49,10 +52,20 @@ const COPIED_FILES: [&str; 18] = [
 ];
 
 /// Options of an import.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct ImportOptions {
     /// Quantizes projections and embeddings, if given.
     pub quantize: Option<Quantization>,
+    /// What their inputs are like, so that errors are small where inputs are large.
+    pub importance: Option<Arc<Importance>>,
+    /// Stores some matrices in eight bits, those that lose most by four, until quantized weights take so many bits on average.
+    pub target_bits: Option<f64>,
+}
+
+impl From<Option<Quantization>> for ImportOptions {
+    fn from(quantize: Option<Quantization>) -> Self {
+        Self { quantize, ..Self::default() }
+    }
 }
 
 /// The result of an import.
@@ -66,6 +79,10 @@ pub struct ImportReport {
     pub tensors: usize,
     /// The number of tensors quantized by the import.
     pub quantized: usize,
+    /// How many of them were quantized by the importance of their inputs.
+    pub calibrated: usize,
+    /// How many of them were stored in eight bits for [`ImportOptions::target_bits`].
+    pub wide: usize,
     /// Bytes of tensors read.
     pub bytes_read: u64,
     /// Bytes of segment files written.
@@ -97,14 +114,20 @@ pub fn import(
     }
     let checkpoint = Checkpoint::new(parts)?;
     let heads_left = heads::installed_names(&checkpoint)?;
+    let encodings = Encodings::new(options.quantize, options.importance.as_deref());
+    let encodings = match options.target_bits {
+        Some(bits) => encodings.mixed(&checkpoint, bits)?,
+        None => encodings,
+    };
     let partial = PartialFolder::create(destination)?;
     let mut writer = SegmentWriter {
         checkpoint: &checkpoint,
-        quantize: options.quantize,
+        encodings,
         progress,
         done: 0,
         total: checkpoint.tensors().map(|info| info.bytes).sum(),
         quantized: 0,
+        calibrated: 0,
         spill: partial.path.join("scales.tmp"),
     };
 
@@ -135,6 +158,8 @@ pub fn import(
         segments: segments.len(),
         tensors: checkpoint.tensors().count(),
         quantized: writer.quantized,
+        calibrated: writer.calibrated,
+        wide: writer.encodings.wide(),
         bytes_read: writer.done,
         bytes_written: segments.iter().map(|segment| segment.bytes).sum(),
         hash: hash.clone(),

@@ -31,6 +31,10 @@ const QUANTIZED: [&str; 9] = [
 const QUANTIZED_ENCODER: [&str; 3] =
     [".attention.self.query.weight", ".attention.self.key.weight", ".attention.self.value.weight"];
 
+/// Divisions of a group's range that are tried beside the plain one, in steps of how many integers its largest number is.
+const DIVISIONS: std::ops::RangeInclusive<i32> = -5..=12;
+const DIVISION_STEP: f32 = 0.15;
+
 /// Returns whether a tensor is worth quantizing. Quantized imports apply this rule, and a head for a quantized trunk should
 /// follow it.
 pub fn is_quantized(info: &TensorInfo) -> bool {
@@ -59,7 +63,7 @@ pub fn quantize(
     let mut data = Vec::with_capacity(bytes);
     let mut scales = Vec::new();
     if shape[1] > 0 {
-        quantize_tiles(quantization, values, shape[1], &mut data, &mut scales)
+        quantize_tiles(quantization, values, shape[1], None, &mut data, &mut scales)
             .map_err(|(row, reason)| fault(format!("row {row}: {reason}")))?;
     }
     Ok(Weight {
@@ -114,6 +118,7 @@ pub(crate) fn quantize_tiles(
     quantization: Quantization,
     values: &[f32],
     inputs: usize,
+    importance: Option<&[f32]>,
     data: &mut Vec<u8>,
     scales: &mut Vec<u8>,
 ) -> Result<(), (usize, String)> {
@@ -123,7 +128,7 @@ pub(crate) fn quantize_tiles(
         row_scales.clear();
         let count = values.len() / inputs;
         for (row, values) in values.chunks_exact(inputs).enumerate() {
-            quantize_row(quantization, values, &mut rows, &mut row_scales)
+            quantize_row(quantization, values, importance, &mut rows, &mut row_scales)
                 .map_err(|reason| (tile * TILE_ROWS + row, reason))?;
         }
         tile::interleave_rows::<TILE_WORD>(&rows, count, data);
@@ -136,20 +141,19 @@ pub(crate) fn quantize_tiles(
 fn quantize_row(
     quantization: Quantization,
     row: &[f32],
+    importance: Option<&[f32]>,
     data: &mut Vec<u8>,
     scales: &mut Vec<u8>,
 ) -> Result<(), String> {
     for (at, group) in row.chunks(quantization.group).enumerate() {
-        let scale = scale_of(quantization.bits, group).map_err(|reason| {
-            format!("inputs {}..{}: {reason}", at * quantization.group, at * quantization.group + group.len())
-        })?;
+        let inputs = at * quantization.group..at * quantization.group + group.len();
+        let mut scale = scale_of(quantization.bits, group)
+            .map_err(|reason| format!("inputs {}..{}: {reason}", inputs.start, inputs.end))?;
+        if let (Bits::Q4, Some(importance)) = (quantization.bits, importance) {
+            scale = fitted_scale(quantization.bits, group, &importance[inputs], scale);
+        }
         scales.extend_from_slice(&scale.to_le_bytes());
-        let scale = scale.to_f32();
-        let max = quantization.bits.max();
-        let value = |x: f32| {
-            // A group of zeros, or one so small that its scale is zero in f16: all values are below 4e-6.
-            if scale == 0.0 { 0.0 } else { (x / scale).round_ties_even().clamp(-max, max) }
-        };
+        let value = |x: f32| integer(quantization.bits, x, scale.to_f32());
         match quantization.bits {
             Bits::Q8 => data.extend(group.iter().map(|x| (value(*x) as i8) as u8)),
             Bits::Q4 => {
@@ -170,7 +174,49 @@ fn quantize_row(
     Ok(())
 }
 
-fn scale_of(bits: Bits, group: &[f32]) -> Result<f16, String> {
+/// The integer that is stored for a number.
+fn integer(bits: Bits, x: f32, scale: f32) -> f32 {
+    // A group of zeros, or one so small that its scale is zero in f16: all values are below 4e-6.
+    if scale == 0.0 { 0.0 } else { (x / scale).round_ties_even().clamp(-bits.max(), bits.max()) }
+}
+
+/// The sum of squared errors of a group, each times the importance of its input.
+pub(crate) fn weighted_error(bits: Bits, group: &[f32], importance: &[f32], scale: f16) -> f32 {
+    let scale = scale.to_f32();
+    let error = |(x, importance): (&f32, &f32)| {
+        let difference = x - integer(bits, *x, scale) * scale;
+        importance * difference * difference
+    };
+    group.iter().zip(importance).map(error).sum()
+}
+
+/// The scale of a group that errs least where inputs are important: of the `plain` one, and those that fit best to the integers of
+/// coarser and finer divisions.
+pub(crate) fn fitted_scale(bits: Bits, group: &[f32], importance: &[f32], plain: f16) -> f16 {
+    let largest = group.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
+    let mut best = (weighted_error(bits, group, importance, plain), plain);
+    for step in DIVISIONS {
+        let divided = largest / (bits.max() + step as f32 * DIVISION_STEP);
+        let (mut products, mut squares) = (0.0f32, 0.0f32);
+        for (x, importance) in group.iter().zip(importance) {
+            let integer = integer(bits, *x, divided);
+            products += importance * x * integer;
+            squares += importance * integer * integer;
+        }
+        let scale = f16::from_f32(products / squares);
+        // All products may be zero.
+        if scale.is_finite() && scale > f16::ZERO {
+            let error = weighted_error(bits, group, importance, scale);
+            if error < best.0 {
+                best = (error, scale);
+            }
+        }
+    }
+    best.1
+}
+
+/// The scale by which the largest number of a group becomes the largest integer.
+pub(crate) fn scale_of(bits: Bits, group: &[f32]) -> Result<f16, String> {
     let mut largest = 0.0f32;
     for x in group {
         if !x.is_finite() {
@@ -185,4 +231,37 @@ fn scale_of(bits: Bits, group: &[f32]) -> Result<f16, String> {
         ));
     }
     Ok(scale)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn a_fitted_scale_never_errs_more(
+            group in prop::collection::vec(-4.0f32..4.0, 1..64),
+            importance in prop::collection::vec(prop_oneof![Just(0.0f32), 1e-6f32..100.0], 64),
+        ) {
+            let plain = scale_of(Bits::Q4, &group).unwrap();
+            let fitted = fitted_scale(Bits::Q4, &group, &importance, plain);
+            let error = |scale| weighted_error(Bits::Q4, &group, &importance, scale);
+            prop_assert!(error(fitted) <= error(plain), "{plain} became {fitted}");
+        }
+    }
+
+    #[test]
+    fn what_does_not_matter_may_be_cut_off() {
+        let (group, mut importance) = ([8.0, 1.0, -2.0, 3.0], [1.0; 4]);
+        let plain = scale_of(Bits::Q4, &group).unwrap();
+        let error = |importance: &[f32], scale| weighted_error(Bits::Q4, &group, importance, scale);
+        importance[0] = 0.0;
+        let fitted = fitted_scale(Bits::Q4, &group, &importance, plain);
+        assert!(error(&importance, fitted) < 0.1 * error(&importance, plain), "{plain} became {fitted}");
+        // A group of zeros, and one that never matters, keep their scale.
+        assert_eq!(fitted_scale(Bits::Q4, &[0.0; 4], &[1.0; 4], f16::ZERO), f16::ZERO);
+        assert_eq!(fitted_scale(Bits::Q4, &group, &[0.0; 4], plain), plain);
+    }
 }

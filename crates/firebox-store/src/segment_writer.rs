@@ -8,30 +8,24 @@ use std::io::{Read, Seek, Write};
 use std::path::PathBuf;
 
 use crate::checkpoint::Checkpoint;
-use crate::encoding::{Encoding, Quantization, TILE_ROWS};
+use crate::encoding::{Encoding, Quantization};
+use crate::encodings::Encodings;
 use crate::error::StoreError;
-use crate::excerpt::Shape;
 use crate::files::File;
 use crate::manifest::{ManifestSegment, ManifestTensor, file_of};
 use crate::packed::PackedTensor;
 use crate::progress::Progress;
-use crate::quantize::{encode, is_quantized, quantize_tiles};
+use crate::quantize::{encode, quantize_tiles};
+use crate::row_reader::{BUFFER_BYTES, RowReader};
 use crate::safetensors_writer::{FileLayout, TensorWriter};
 use crate::segment::SegmentId;
-use crate::tensor_index::{Place, Span, TensorInfo};
-use crate::weight::decode;
-
-/// Bytes of a tensor in memory at a time: large enough to stream from a disk, small beside any model.
-const COPY_BUFFER_BYTES: usize = 4 << 20;
-
-/// The longest row that can be quantized, because all rows of a tile are in memory together.
-const MAX_ROW: usize = 1 << 20;
+use crate::tensor_index::{Span, TensorInfo};
 
 /// Writes the segments of a checkpoint in a bundle's format.
 pub(crate) struct SegmentWriter<'a> {
     pub checkpoint: &'a Checkpoint,
-    /// Quantizes projections and embeddings, if given.
-    pub quantize: Option<Quantization>,
+    /// What tensors are encoded as.
+    pub encodings: Encodings<'a>,
     /// Is told after every read.
     pub progress: &'a mut dyn FnMut(Progress),
     /// Bytes of the source that were processed.
@@ -40,19 +34,13 @@ pub(crate) struct SegmentWriter<'a> {
     pub total: u64,
     /// The number of tensors that were quantized.
     pub quantized: usize,
+    /// How many of them were quantized by the importance of their inputs.
+    pub calibrated: usize,
     /// Scales of the current tensor, which are stored after its values but computed along with them.
     pub spill: PathBuf,
 }
 
 impl SegmentWriter<'_> {
-    /// The encoding of a tensor in the bundle.
-    fn target(&self, info: &TensorInfo) -> Encoding {
-        match self.quantize {
-            Some(quantization) if is_quantized(info) => Encoding::Grouped(quantization),
-            _ => info.encoding,
-        }
-    }
-
     /// Writes a segment with the writer that `begin` makes for its file.
     pub fn segment(
         &mut self,
@@ -64,7 +52,7 @@ impl SegmentWriter<'_> {
         let mut layout = FileLayout::new(segment);
         let mut tensors = Vec::with_capacity(infos.len());
         for info in &infos {
-            let encoding = self.target(info);
+            let encoding = self.encodings.of(info);
             layout
                 .push_encoded(&info.name, &info.shape, encoding)
                 .map_err(|reason| StoreError::Decode { tensor: info.name.clone(), reason })?;
@@ -74,17 +62,14 @@ impl SegmentWriter<'_> {
         let mut writer = begin(&file, layout)?;
         for info in infos {
             let (_, place) = self.checkpoint.entry(&info.name)?;
-            let target = self.target(info);
+            let target = self.encodings.of(info);
             writer.next_tensor()?;
-            if let Some(packed) = self.checkpoint.packed(&info.name) {
-                self.unpack(info, packed, target, &mut writer)?;
-                continue;
-            }
-            match target {
-                Encoding::Grouped(quantization) if target != info.encoding => {
-                    self.quantize(info, *place, quantization, &mut writer)?;
+            match (target, self.checkpoint.packed(&info.name)) {
+                (Encoding::Grouped(quantization), _) if target != info.encoding => {
+                    self.quantize(info, quantization, &mut writer)?;
                 }
-                _ => {
+                (_, Some(packed)) => self.unpack(info, packed, target, &mut writer)?,
+                (_, None) => {
                     self.copy(&info.name, place.data, &mut writer)?;
                     if let Some(scales) = place.scales {
                         writer.next_tensor()?;
@@ -99,7 +84,7 @@ impl SegmentWriter<'_> {
 
     fn copy(&mut self, name: &str, span: Span, writer: &mut TensorWriter) -> Result<(), StoreError> {
         let source = self.checkpoint.file(span);
-        let mut buffer = vec![0; span.len.min(COPY_BUFFER_BYTES)];
+        let mut buffer = vec![0; span.len.min(BUFFER_BYTES)];
         let mut at = 0;
         while at < span.len {
             let len = buffer.len().min(span.len - at);
@@ -114,56 +99,36 @@ impl SegmentWriter<'_> {
     fn quantize(
         &mut self,
         info: &TensorInfo,
-        place: Place,
         quantization: Quantization,
         writer: &mut TensorWriter,
     ) -> Result<(), StoreError> {
         let fault = |reason: String| StoreError::Quantize { tensor: info.name.clone(), reason };
-        let &[rows, inputs] = info.shape.as_slice() else {
-            return Err(fault(format!("shape {:?} is not [out, in]", Shape(&info.shape))));
-        };
-        if inputs == 0 || inputs > MAX_ROW {
-            return Err(fault(format!("rows of {inputs} inputs; expected 1 to {MAX_ROW}")));
-        }
-        // A span consists of equal rows, as its shape was checked for.
-        let row_bytes = place.data.len / rows.max(1);
-        let row_scale_bytes = place.scales.map_or(0, |scales| scales.len / rows.max(1));
-        // Read and written in whole tiles.
-        let chunk = (COPY_BUFFER_BYTES / (inputs * size_of::<f32>()))
-            .max(1)
-            .next_multiple_of(TILE_ROWS)
-            .min(rows.max(1));
+        let mut reader = RowReader::new(self.checkpoint, info)?;
+        let (rows, inputs) = (reader.rows, reader.inputs);
+        let importance = self.encodings.importance_of(info)?;
         let mut spill = self.open_spill()?;
-        let mut raw = vec![0; chunk * row_bytes];
-        let mut raw_scales = vec![0; chunk * row_scale_bytes];
         let (mut values, mut packed, mut scales) = (Vec::new(), Vec::new(), Vec::new());
         let mut row = 0;
         while row < rows {
-            let count = chunk.min(rows - row);
-            let raw = &mut raw[..count * row_bytes];
-            self.checkpoint.file(place.data).read_at(raw, place.data.start + row * row_bytes)?;
-            let raw_scales = &mut raw_scales[..count * row_scale_bytes];
-            if let Some(span) = place.scales {
-                self.checkpoint.file(span).read_at(raw_scales, span.start + row * row_scale_bytes)?;
-            }
-            values.clear();
+            let end = rows.min(row + reader.rows_at_once());
+            let bytes = reader.read(row..end, &mut values)?;
             packed.clear();
             scales.clear();
-            decode(info.encoding, inputs, raw, raw_scales, &mut values);
-            quantize_tiles(quantization, &values, inputs, &mut packed, &mut scales)
+            quantize_tiles(quantization, &values, inputs, importance, &mut packed, &mut scales)
                 .map_err(|(at, reason)| fault(format!("row {}: {reason}", row + at)))?;
             writer.write(&packed)?;
             spill.write_all(&scales).map_err(|error| StoreError::io(&self.spill, "write", error))?;
-            row += count;
-            self.advance(&info.name, count * (row_bytes + row_scale_bytes));
+            row = end;
+            self.advance(&info.name, bytes);
         }
         writer.next_tensor()?;
         self.append_spill(spill, writer)?;
         self.quantized += 1;
+        self.calibrated += usize::from(importance.is_some());
         Ok(())
     }
 
-    /// Unpacks a tensor to floats or blocks, or quantizes it anew.
+    /// Unpacks a tensor to floats or blocks.
     fn unpack(
         &mut self,
         info: &TensorInfo,
@@ -171,26 +136,21 @@ impl SegmentWriter<'_> {
         target: Encoding,
         writer: &mut TensorWriter,
     ) -> Result<(), StoreError> {
-        let (rows, inputs) = (packed.rows(), packed.inputs());
-        if inputs > MAX_ROW {
-            let reason = format!("rows of {inputs} inputs; expected up to {MAX_ROW}");
-            return Err(StoreError::Quantize { tensor: info.name.clone(), reason });
-        }
-        let chunk =
-            (COPY_BUFFER_BYTES / (inputs.max(1) * size_of::<f32>())).max(1).next_multiple_of(TILE_ROWS);
-        let mut spill = if let Encoding::Grouped(_) = target { Some(self.open_spill()?) } else { None };
-        let mut values = Vec::new();
-        let mut row = 0;
-        while row < rows {
-            let end = rows.min(row + chunk);
-            if let Encoding::Block(_) = target {
+        if let Encoding::Block(_) = target {
+            let rows = packed.rows();
+            for row in 0..rows {
                 let mut blocks = Vec::new();
-                (row..end).for_each(|row| packed.unpack_blocks(self.checkpoint.mappings(), row, &mut blocks));
+                packed.unpack_blocks(self.checkpoint.mappings(), row, &mut blocks);
                 writer.write(&blocks)?;
-                self.advance(&info.name, info.bytes as usize / rows * (end - row));
-                row = end;
-                continue;
+                self.advance(&info.name, info.bytes as usize / rows);
             }
+            return Ok(());
+        }
+        let (rows, inputs) = (packed.rows(), packed.inputs());
+        let chunk = (BUFFER_BYTES / (inputs.max(1) * size_of::<f32>())).max(1);
+        let mut values = Vec::new();
+        for row in (0..rows).step_by(chunk) {
+            let end = rows.min(row + chunk);
             values.clear();
             for row in row..end {
                 packed
@@ -199,16 +159,7 @@ impl SegmentWriter<'_> {
             }
             let written = encode(&info.name, &values, &[end - row, inputs], target)?;
             writer.write(&written.data)?;
-            if let (Some(spill), Some(scales)) = (&mut spill, &written.scales) {
-                spill.write_all(scales).map_err(|error| StoreError::io(&self.spill, "write", error))?;
-            }
             self.advance(&info.name, info.bytes as usize / rows * (end - row));
-            row = end;
-        }
-        if let Some(spill) = spill {
-            writer.next_tensor()?;
-            self.append_spill(spill, writer)?;
-            self.quantized += 1;
         }
         Ok(())
     }
@@ -242,11 +193,12 @@ impl SegmentWriter<'_> {
 pub(crate) fn segment_hash(checkpoint: &Checkpoint, segment: SegmentId) -> Result<String, StoreError> {
     let mut writer = SegmentWriter {
         checkpoint,
-        quantize: None,
+        encodings: Encodings::default(),
         progress: &mut |_| {},
         done: 0,
         total: 0,
         quantized: 0,
+        calibrated: 0,
         spill: PathBuf::new(),
     };
     let written = writer

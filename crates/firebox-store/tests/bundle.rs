@@ -22,7 +22,7 @@ const Q8: Quantization = Quantization { bits: Bits::Q8, group: 32 };
 const Q4: Quantization = Quantization { bits: Bits::Q4, group: 64 };
 
 fn quantizing(quantization: Quantization) -> ImportOptions {
-    ImportOptions { quantize: Some(quantization) }
+    ImportOptions::from(Some(quantization))
 }
 
 fn quiet(_: Progress) {}

@@ -197,7 +197,7 @@ fn a_file_that_cannot_be_read_is_as_it_was() {
 #[test]
 fn an_import_leaves_a_whole_bundle_or_none() {
     let quantize = Some(Quantization { bits: Bits::Q8, group: 32 });
-    for options in [ImportOptions::default(), ImportOptions { quantize }] {
+    for options in [ImportOptions::default(), ImportOptions::from(quantize)] {
         let undisturbed = scratch();
         let (source, whole) = (llama(&undisturbed.path().join("source")), undisturbed.path().join("bundle"));
         import(&source, &whole, &options, &mut quiet).unwrap();

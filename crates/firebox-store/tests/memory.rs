@@ -76,7 +76,7 @@ fn an_import_takes_a_bounded_buffer() {
     for (name, quantize) in [("plain", None), ("q4", Some(Quantization { bits: Bits::Q4, group: 32 }))] {
         let before = status("VmRSS");
         let mut most = 0;
-        import(&path, folder.path().join(name), &ImportOptions { quantize }, &mut |_| {
+        import(&path, folder.path().join(name), &ImportOptions::from(quantize), &mut |_| {
             most = most.max(status("VmRSS") - before);
         })
         .unwrap();

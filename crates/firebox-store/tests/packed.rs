@@ -63,7 +63,7 @@ fn packed_weights_are_quantized_anew() {
     for fixture in fixtures().into_iter().filter(|path| !path.ends_with("mxfp4")) {
         let (name, shape, values) = expected(&fixture);
         let bundle = folder.path().join(fixture.file_name().unwrap());
-        let report = import(&fixture, &bundle, &ImportOptions { quantize }, &mut |_| {}).unwrap();
+        let report = import(&fixture, &bundle, &ImportOptions::from(quantize), &mut |_| {}).unwrap();
         assert_eq!(report.quantized, 1);
         let weight = Checkpoint::open(&bundle).unwrap().weight(&name).unwrap();
         assert!(matches!(weight.encoding, Encoding::Grouped(_)));
@@ -216,7 +216,7 @@ fn stacks_of_experts_in_mxfp4_keep_their_blocks() {
     let (_, shape, values) = expected(&fixtures().into_iter().find(|path| path.ends_with("mxfp4")).unwrap());
     let imported = |name: &str, quantize| {
         let bundle = folder.path().join(name);
-        import(&model, &bundle, &ImportOptions { quantize }, &mut |_| {}).unwrap();
+        import(&model, &bundle, &ImportOptions::from(quantize), &mut |_| {}).unwrap();
         Checkpoint::open(&bundle).unwrap()
     };
     let quantized = imported("q8", Some(Quantization { bits: Bits::Q8, group: 32 }));
@@ -252,7 +252,7 @@ fn transposed_experts_are_quantized_along_their_inputs() {
     for (at, source) in [&model, &bundle].into_iter().enumerate() {
         let quantized = folder.path().join(format!("quantized-{at}"));
         let quantize = Some(Quantization { bits: Bits::Q8, group: 32 });
-        let report = import(source, &quantized, &ImportOptions { quantize }, &mut |_| {}).unwrap();
+        let report = import(source, &quantized, &ImportOptions::from(quantize), &mut |_| {}).unwrap();
         assert_eq!(report.quantized, 2);
         let (plain, quantized) = (Checkpoint::open(source).unwrap(), Checkpoint::open(&quantized).unwrap());
         for expert in 0..2 {

@@ -144,3 +144,47 @@ fn a_killed_import_leaves_nothing_that_opens() {
     }
     assert!(cut >= 3, "{cut} cut, {complete} complete: the kills come too late");
 }
+
+/// The bytes of a bundle's weights, and how far its predictions of a text are from those of its source.
+fn size_and_divergence(bundle: &Path, text: &Path, source: &Path) -> (u64, f64) {
+    let segments = fs::read_dir(bundle.join("segments")).unwrap();
+    let bytes = segments.map(|file| file.unwrap().metadata().unwrap().len()).sum();
+    let ran = firebox_with(args!["perplexity", bundle, text, "--against", source, "--json"]).ends_with(0);
+    (bytes, ran.json()["divergence"]["mean_kl"].as_f64().unwrap())
+}
+
+#[test]
+fn what_is_learned_from_a_text_makes_four_bits_lose_less() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = fixture("../../assets/pocket");
+    let text = folder.path().join("text");
+    let words =
+        "I am the pocket model of Firebox. A model that fits a pocket runs on the machines people carry. ";
+    fs::write(&text, words.repeat(8)).unwrap();
+    let import = |name: &str, more: &[&str]| {
+        let bundle = folder.path().join(name);
+        let arguments = args!["import", source, bundle, "--json", "--quantize", "q4", "--group", "64"];
+        let json = firebox_with(arguments.into_iter().chain(more.iter().map(Into::into))).ends_with(0).json();
+        (json, size_and_divergence(&bundle, &text, &source))
+    };
+    let learned = ["--calibrate", text.to_str().unwrap()];
+    let (plain, (bytes, lost)) = import("plain", &[]);
+    let (calibrated, (same_bytes, lost_less)) = import("calibrated", &learned);
+    assert_eq!((&plain["calibrated"], &calibrated["calibrated"]), (&0.into(), &calibrated["quantized"]));
+    assert_eq!(same_bytes, bytes);
+    assert!(lost_less < 0.8 * lost, "{lost_less} against {lost}");
+
+    let (mixed, (more_bytes, lost_least)) = import("mixed", &[learned[0], learned[1], "--target-bits", "7"]);
+    let (wide, quantized) = (mixed["wide"].as_u64().unwrap(), mixed["quantized"].as_u64().unwrap());
+    assert!(wide > 0 && wide < quantized, "{mixed}");
+    assert!(more_bytes > bytes && lost_least < 0.8 * lost_less, "{lost_least} against {lost_less}");
+
+    let refused = folder.path().join("refused");
+    let refuses = |more: &[&str]| {
+        let arguments = args!["import", source, refused, "--calibrate", text];
+        firebox_with(arguments.into_iter().chain(more.iter().map(Into::into)))
+    };
+    refuses(&[]).ends_with(USAGE);
+    refuses(&["--quantize", "q4", "--target-bits", "3"]).fails(UNUSABLE, &["3 bits", "4.13 to 8.13"]);
+    refuses(&["--quantize", "q8", "--target-bits", "5"]).fails(USAGE, &["--quantize q4"]);
+}

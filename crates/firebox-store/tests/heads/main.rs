@@ -174,7 +174,7 @@ fn a_trunk_is_identified_by_its_weights() {
     let model = Checkpoint::open(&source).unwrap();
     let bundle_of = |name: &str, quantize| {
         let path = folder.path().join(name);
-        import(&source, &path, &ImportOptions { quantize }, &mut quiet).unwrap();
+        import(&source, &path, &ImportOptions::from(quantize), &mut quiet).unwrap();
         Checkpoint::open(path).unwrap()
     };
     let bundle = bundle_of("bundle", None);
@@ -264,7 +264,7 @@ fn a_head_needs_its_trunk_and_the_common_split() {
     // The manifest's split and trunk are compared before anything is created.
     let source = folder.path().join("source");
     let quantized = folder.path().join("quantized");
-    import(&source, &quantized, &ImportOptions { quantize: Some(Q4) }, &mut quiet).unwrap();
+    import(&source, &quantized, &ImportOptions::from(Some(Q4)), &mut quiet).unwrap();
     let elsewhere = Heads::open(&quantized).unwrap();
     let error = refused(elsewhere.install(&one, "code"), &["runs/1/head", "quantized", "train the head"]);
     assert!(matches!(error, StoreError::WrongTrunk { split: 1, .. }));
@@ -397,7 +397,7 @@ fn an_import_reports_the_heads_it_leaves_out() {
     copied.install(heads.head("code").unwrap().path(), "code").unwrap();
     assert_eq!(copied.head("code").unwrap().hash(), heads.head("code").unwrap().hash());
     let packed = folder.path().join("packed");
-    import(heads.model().path(), &packed, &ImportOptions { quantize: Some(Q4) }, &mut quiet).unwrap();
+    import(heads.model().path(), &packed, &ImportOptions::from(Some(Q4)), &mut quiet).unwrap();
     let packed = Heads::open(&packed).unwrap().install(&one, "code");
     assert!(matches!(packed, Err(StoreError::WrongTrunk { .. })));
 }
