@@ -42,6 +42,14 @@ const MAX_NAME: usize = 256;
 /// More experts than any model has.
 const MAX_EXPERTS: usize = 65_536;
 
+/// Families that are published with a tensor for each matrix of an expert, whatever else they may store.
+const PUBLISHED_APART: [&str; 5] = ["qwen3_moe", "qwen3_next", "glm4_moe", "glm4_moe_lite", "deepseek_v3"];
+
+/// Returns whether a family with experts is published with stacks of them.
+pub(crate) fn is_published_stacked(config: &Value) -> bool {
+    !PUBLISHED_APART.contains(&family(config))
+}
+
 /// Returns the tensors of a directory with one for each matrix.
 pub(crate) fn divide(
     config: &Value,

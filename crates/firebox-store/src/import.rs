@@ -29,7 +29,7 @@ use crate::text::{CHAT_TEMPLATE, GENERATION_CONFIG, GGUF_VOCABULARY, TOOLS_TEMPL
 use crate::{expert_stacks, heads, packed};
 
 /// Files that are copied into the bundle unchanged.
-const COPIED_FILES: [&str; 18] = [
+pub(crate) const COPIED_FILES: [&str; 18] = [
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -181,7 +181,7 @@ pub fn import(
 }
 
 /// Removes what says that weights are packed, because a bundle's are not.
-fn remove_packing(config: &mut Value) {
+pub(crate) fn remove_packing(config: &mut Value) {
     let Value::Object(fields) = config else { return };
     for key in packed::CONFIG_KEYS {
         fields.remove(key);
@@ -239,7 +239,7 @@ fn write_text(checkpoint: &Checkpoint, folder: &Path) -> Result<(), StoreError> 
 }
 
 /// Writes a file into a folder, and creates its subfolder if needed.
-fn write_below(folder: &Path, name: &str, bytes: &[u8]) -> Result<(), StoreError> {
+pub(crate) fn write_below(folder: &Path, name: &str, bytes: &[u8]) -> Result<(), StoreError> {
     let path = folder.join(name);
     let below = files::parent(&path);
     if below == folder {

@@ -37,6 +37,11 @@
 //! manifest does not list. Where nothing is packed, `model.safetensors.index.json` lets Hugging Face tools read the
 //! bundle like any sharded checkpoint.
 //!
+//! # Exports
+//!
+//! [`export_safetensors`] and [`GgufPlan`] write what other engines read: names and shapes of Hugging Face, or of llama.cpp.
+//! Tensors pass through a bounded buffer, and what is quantized is unpacked, or becomes blocks of the same numbers.
+//!
 //! # Heads
 //!
 //! A head is what stands in for the last layers of a model: blocks, final norm and unembedding of its own, or low-rank
@@ -79,6 +84,7 @@ mod encodings;
 mod error;
 mod excerpt;
 mod expert_stacks;
+mod export_report;
 pub mod files;
 mod folder;
 pub mod gguf;
@@ -100,12 +106,14 @@ mod read_at;
 mod read_unit;
 mod row_reader;
 pub mod safetensors;
+mod safetensors_export;
 mod safetensors_writer;
 mod segment;
 mod segment_writer;
 mod stream;
 mod tensor_file;
 mod tensor_index;
+mod tensor_rows;
 mod text;
 mod tile;
 mod trunk;
@@ -117,6 +125,8 @@ pub use checkpoint::Checkpoint;
 pub use disk::{read_rate, sample_units};
 pub use encoding::{Bits, BlockType, Dtype, Encoding, Q4_CHUNK, Quantization, TILE_ROWS};
 pub use error::{Fault, StoreError};
+pub use export_report::ExportReport;
+pub use gguf::plan::{GgufDescription, GgufPlan};
 pub use gguf::vocabulary::GgufVocabulary;
 pub use heads::{
     HEAD, HeadFiles, HeadGeneration, HeadInfo, HeadManifest, HeadRow, HeadTable, Heads, NewHead, is_head_name,
@@ -129,6 +139,7 @@ pub use progress::Progress;
 pub use quantize::{encode, is_quantized, quantize};
 pub use read_at::{ReadAt, ReadMethod};
 pub use read_unit::{LoadedTensors, ReadUnit, Tensors, Unmapped};
+pub use safetensors_export::{TokenizerFiles, export_safetensors};
 pub use segment::{Segment, SegmentId};
 #[cfg(feature = "fuzzing")]
 pub use stream::check_stream_events;

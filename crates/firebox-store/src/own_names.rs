@@ -41,6 +41,12 @@ const NEMOTRON: [(&str, &str); 3] = [
     (".mixer.shared_experts.", ".mlp.shared_experts."),
 ];
 
+/// Returns whether the names of a family's directories are other than the usual ones.
+pub(crate) fn has_own(config: &Value) -> bool {
+    let family = config.get("model_type").and_then(Value::as_str).unwrap_or_default();
+    ["lfm2", "lfm2_moe", "granitemoe", "granitemoehybrid", "nemotron_h"].contains(&family)
+}
+
 /// Gives tensors their usual names. Scales and other parts of packed tensors are renamed with them.
 pub(crate) fn rename(config: &Value, tensors: &mut [(TensorInfo, Place)]) {
     // Saved without the head that continues text, as models are that embed it.

@@ -27,11 +27,24 @@ pub(crate) struct FileLayout {
     slots: Vec<(usize, bool)>,
     end: usize,
     paddings: usize,
+    alignment: usize,
 }
 
 impl FileLayout {
     pub(crate) fn new(label: impl Display) -> Self {
-        Self { label: label.to_string(), header: Map::new(), slots: Vec::new(), end: 0, paddings: 0 }
+        Self {
+            label: label.to_string(),
+            header: Map::new(),
+            slots: Vec::new(),
+            end: 0,
+            paddings: 0,
+            alignment: ALIGNMENT,
+        }
+    }
+
+    /// Leaves no space between tensors.
+    pub(crate) fn without_padding(self) -> Self {
+        Self { alignment: 1, ..self }
     }
 
     /// Creates a plan with metadata texts.
@@ -44,7 +57,7 @@ impl FileLayout {
     /// itself a tensor.
     pub(crate) fn push(&mut self, name: &str, dtype: Dtype, shape: &[usize]) -> Result<(), String> {
         let bytes = Encoding::Plain(dtype).data_bytes(shape)?;
-        let padding = self.end.next_multiple_of(ALIGNMENT) - self.end;
+        let padding = self.end.next_multiple_of(self.alignment) - self.end;
         if padding > 0 {
             // The label keeps names distinct across segments, which tools load as one model.
             let name = format!("{PADDING}{}_{}", self.label, self.paddings);

@@ -11,10 +11,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use firebox_store::files::{Fault, Faults};
+use firebox_store::gguf::Value;
 use firebox_store::{
-    Bits, Checkpoint, Dtype, Encoding, HEAD, Heads, ImportOptions, NewHead, NewTensor, NewTensorFile,
-    Progress, Quantization, ReadMethod, ReadUnit, StoreError, Stream, StreamConfig, TensorFile, Tensors,
-    encode, import, verify,
+    Bits, Checkpoint, Dtype, Encoding, GgufDescription, GgufPlan, HEAD, Heads, ImportOptions, NewHead,
+    NewTensor, NewTensorFile, Progress, Quantization, ReadMethod, ReadUnit, StoreError, Stream, StreamConfig,
+    TensorFile, Tensors, encode, export_safetensors, import, verify,
 };
 use serde_json::json;
 use support::{llama, numbers};
@@ -223,6 +224,61 @@ fn an_import_leaves_a_whole_bundle_or_none() {
                 }
                 import(&source, &bundle, &options, &mut quiet).unwrap();
                 assert!(contents(&bundle) == whole);
+                (done, struck)
+            });
+        }
+    }
+}
+
+fn as_safetensors(model: &Checkpoint, folder: &Path) -> Result<(), StoreError> {
+    export_safetensors(model, folder, Dtype::BF16, None, &mut quiet).map(drop)
+}
+
+fn as_gguf(model: &Checkpoint, file: &Path) -> Result<(), StoreError> {
+    let counts = [
+        ("block_count", 2),
+        ("context_length", 64),
+        ("embedding_length", 40),
+        ("feed_forward_length", 72),
+        ("attention.head_count", 2),
+    ];
+    let mut keys: Vec<_> = counts.map(|(key, count)| (key, Value::Unsigned(count))).to_vec();
+    keys.push(("attention.layer_norm_rms_epsilon", Value::Float(1e-5)));
+    let description =
+        GgufDescription { architecture: "llama", keys, factors: Vec::new(), tied: false, notes: Vec::new() };
+    GgufPlan::new(model, &description, None)?.write(file, &mut quiet).map(drop)
+}
+
+#[test]
+fn an_export_leaves_all_of_it_or_nothing() {
+    let all = |path: &Path| match path.is_dir() {
+        true => contents(path),
+        false => BTreeMap::from([(PathBuf::new(), fs::read(path).unwrap())]),
+    };
+    type Export = fn(&Checkpoint, &Path) -> Result<(), StoreError>;
+    for export in [as_safetensors as Export, as_gguf] {
+        let undisturbed = scratch();
+        let model = Checkpoint::open(llama(&undisturbed.path().join("source"))).unwrap();
+        let whole = undisturbed.path().join("whole");
+        export(&model, &whole).unwrap();
+        Checkpoint::open(&whole).unwrap();
+        let whole = all(&whole);
+        for fault in CHANGING {
+            at_every_operation(fault, |begin| {
+                let folder = scratch();
+                let (out, exported) = (folder.path().join("out"), folder.path().join("out/model"));
+                fs::create_dir(&out).unwrap();
+                let faults = Faults::below(&out);
+                begin(&faults);
+                let done = export(&model, &exported);
+                let struck = faults.lift();
+                if exported.exists() {
+                    assert!(all(&exported) == whole, "{fault:?}");
+                } else {
+                    assert!(done.is_err());
+                    export(&model, &exported).unwrap();
+                    assert!(all(&exported) == whole);
+                }
                 (done, struck)
             });
         }

@@ -7,7 +7,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use firebox_store::safetensors::Header;
-use firebox_store::{Bits, BlockType, Checkpoint, Encoding, ImportOptions, Quantization, import};
+use firebox_store::{
+    Bits, BlockType, Checkpoint, Dtype, Encoding, ImportOptions, Quantization, export_safetensors, import,
+};
 use serde_json::{Value, json};
 use support::{directory, f32_bytes, numbers, safetensors};
 use tempfile::tempdir;
@@ -53,6 +55,23 @@ fn packed_weights_are_imported_bit_for_bit() {
         let found = weight.to_f32().unwrap();
         let wrong = bits(&found).iter().zip(bits(&values)).position(|(found, expected)| *found != expected);
         assert_eq!(wrong.map(|at| (at, found[at], values[at])), None, "{kind}");
+    }
+}
+
+#[test]
+fn packed_weights_are_exported_bit_for_bit() {
+    let folder = tempdir().unwrap();
+    // What it holds is an expert, and experts are exported for families that are published with a tensor for each.
+    for fixture in fixtures().into_iter().filter(|path| !path.ends_with("mxfp4")) {
+        let (name, shape, values) = expected(&fixture);
+        let (packed, to) =
+            (Checkpoint::open_listing(&fixture).unwrap(), folder.path().join(fixture.file_name().unwrap()));
+        export_safetensors(&packed, &to, Dtype::BF16, None, &mut |_| {}).unwrap();
+        let exported = Checkpoint::open(&to).unwrap();
+        assert!(exported.config().get("quantization_config").is_none());
+        let weight = exported.weight(&name).unwrap();
+        assert_eq!((weight.shape.clone(), exported.tensors().count()), (shape, 2));
+        assert!(bits(&weight.to_f32().unwrap()) == bits(&values), "{}", fixture.display());
     }
 }
 

@@ -36,6 +36,7 @@ mod names;
 mod object;
 pub(crate) mod opening;
 mod outside;
+pub(crate) mod plan;
 mod reader;
 mod rope;
 mod split_name;
@@ -43,6 +44,7 @@ mod state_space;
 mod tensor_summary;
 pub(crate) mod vocabulary;
 mod windows;
+mod writer;
 
 use self::family::Family;
 use self::keys::Keys;
@@ -327,15 +329,18 @@ fn text(metadata: &Metadata) -> Result<TextAssets, Fault> {
     })
 }
 
+/// Names of recommended numbers, and those that `generation_config.json` has for them.
+const SAMPLING: [(&str, &str); 4] = [
+    ("temp", "temperature"),
+    ("top_p", "top_p"),
+    ("min_p", "min_p"),
+    ("penalty_repeat", "repetition_penalty"),
+];
+
 /// The sampling that the file recommends, as `generation_config.json` would.
 fn sampling(metadata: &Metadata) -> Result<Option<serde_json::Value>, Fault> {
     let mut said = serde_json::Map::new();
-    for (name, usual) in [
-        ("temp", "temperature"),
-        ("top_p", "top_p"),
-        ("min_p", "min_p"),
-        ("penalty_repeat", "repetition_penalty"),
-    ] {
+    for (name, usual) in SAMPLING {
         let number = metadata.float(&format!("general.sampling.{name}"))?;
         said.extend(number.map(|number| (usual.into(), keys::tidy(number).into())));
     }

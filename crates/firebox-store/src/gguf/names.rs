@@ -1,6 +1,7 @@
-//! Translation of GGUF's tensor names to Hugging Face's.
+//! Translation of GGUF's tensor names to Hugging Face's, and back.
 
 use super::family::Family;
+use crate::segment::SegmentId;
 
 /// The translation of one tensor of a GGUF file.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -153,116 +154,141 @@ fn block(family: Family, layers: usize, layer: usize, rest: &str) -> Option<Role
     Some(Role::Tensor(format!("{prefix}{}.{suffix}", name?)))
 }
 
+/// Names in the blocks of some families, where a GGUF name denotes different tensors depending on the structure of the
+/// block. Reversed, the first of several GGUF names for a tensor counts.
+const OF_FAMILIES: &[(&[Family], &str, &str)] = &[
+    (&[Family::Gemma4], "inp_gate", "per_layer_input_gate"),
+    (&[Family::Gemma4], "proj", "per_layer_projection"),
+    (&[Family::Gemma4], "post_norm", "post_per_layer_input_norm"),
+    (&[Family::Gemma4], "pre_ffw_norm_2", "pre_feedforward_layernorm_2"),
+    (&[Family::Gemma4], "post_ffw_norm_1", "post_feedforward_layernorm_1"),
+    (&[Family::Gemma4], "post_ffw_norm_2", "post_feedforward_layernorm_2"),
+    (&[Family::Gemma4], "ffn_gate_inp", "router.proj"),
+    (GEMMAS, "ffn_norm", "pre_feedforward_layernorm"),
+    (GEMMAS, "post_ffw_norm", "post_feedforward_layernorm"),
+    (GEMMAS, "post_attention_norm", "post_attention_layernorm"),
+    (&[Family::Glm4Moe, Family::GptOss], "post_attention_norm", "post_attention_layernorm"),
+    (&[Family::Olmo2, Family::Exaone4, Family::SeedOss], "post_attention_norm", "post_attention_layernorm"),
+    (&[Family::Olmo2, Family::Exaone4], "post_ffw_norm", "post_feedforward_layernorm"),
+    (&[Family::DeepSeek2], "attn_q_a", "self_attn.q_a_proj"),
+    (&[Family::DeepSeek2], "attn_q_a_norm", "self_attn.q_a_layernorm"),
+    (&[Family::DeepSeek2], "attn_q_b", "self_attn.q_b_proj"),
+    (&[Family::DeepSeek2], "attn_kv_a_mqa", "self_attn.kv_a_proj_with_mqa"),
+    (&[Family::DeepSeek2], "attn_kv_a_norm", "self_attn.kv_a_layernorm"),
+    (&[Family::DeepSeek2], "attn_kv_b", "self_attn.kv_b_proj"),
+    (&[Family::DeepSeek2], "attn_k_b", "self_attn.k_b_proj"),
+    (&[Family::DeepSeek2], "attn_v_b", "self_attn.v_b_proj"),
+    (&[Family::Mamba2, Family::NemotronH], "attn_norm", "norm"),
+    (&[Family::NemotronH], "attn_q", "mixer.q_proj"),
+    (&[Family::NemotronH], "attn_k", "mixer.k_proj"),
+    (&[Family::NemotronH], "attn_v", "mixer.v_proj"),
+    (&[Family::NemotronH], "attn_output", "mixer.o_proj"),
+    (&[Family::NemotronH], "ffn_up", "mixer.up_proj"),
+    (&[Family::NemotronH], "ffn_down", "mixer.down_proj"),
+    (&[Family::GraniteHybrid], "ffn_gate_shexp", "mlp.shared_mlp.gate_proj"),
+    (&[Family::GraniteHybrid], "ffn_up_shexp", "mlp.shared_mlp.up_proj"),
+    (&[Family::GraniteHybrid], "ffn_down_shexp", "shared_mlp.output_linear"),
+    (&[Family::GraniteHybrid], "ffn_down", "shared_mlp.output_linear"),
+    (&[Family::GptOss], "ffn_gate_inp", "mlp.router"),
+    (&[Family::Glm4], "post_attention_norm", "post_self_attn_layernorm"),
+    (&[Family::Glm4], "post_ffw_norm", "post_mlp_layernorm"),
+    (&[Family::Glm4, Family::Phi3], "ffn_up", "mlp.gate_up_proj"),
+    (&[Family::HunyuanDense], "attn_q_norm", "self_attn.query_layernorm"),
+    (&[Family::HunyuanDense], "attn_k_norm", "self_attn.key_layernorm"),
+    (&[Family::Starcoder2, Family::Gpt2], "ffn_up", "mlp.c_fc"),
+    (&[Family::Starcoder2, Family::Gpt2], "ffn_down", "mlp.c_proj"),
+    (&[Family::Gpt2], "attn_norm", "ln_1"),
+    (&[Family::Gpt2], "ffn_norm", "ln_2"),
+    (&[Family::Gpt2], "attn_qkv", "attn.c_attn"),
+    (&[Family::Gpt2], "attn_output", "attn.c_proj"),
+    (&[Family::Phi3], "attn_qkv", "self_attn.qkv_proj"),
+    (&[Family::Glm4Moe, Family::DeepSeek2], "ffn_gate_shexp", "mlp.shared_experts.gate_proj"),
+    (SHARED_EXPERTS, "ffn_up_shexp", "mlp.shared_experts.up_proj"),
+    (SHARED_EXPERTS, "ffn_down_shexp", "mlp.shared_experts.down_proj"),
+    (&[Family::Glm4Moe], "nextn.eh_proj", "eh_proj"),
+    (&[Family::Glm4Moe], "nextn.enorm", "enorm"),
+    (&[Family::Glm4Moe], "nextn.hnorm", "hnorm"),
+    (&[Family::Glm4Moe], "nextn.embed_tokens", "embed_tokens"),
+    (&[Family::Glm4Moe], "nextn.shared_head_head", "shared_head.head"),
+    (&[Family::Glm4Moe], "nextn.shared_head_norm", "shared_head.norm"),
+    (&[Family::Lfm2, Family::Lfm2Moe], "shortconv.conv", "conv.conv"),
+    (&[Family::Lfm2, Family::Lfm2Moe], "shortconv.in_proj", "conv.in_proj"),
+    (&[Family::Lfm2, Family::Lfm2Moe], "shortconv.out_proj", "conv.out_proj"),
+    (DELTA_NETS, "post_attention_norm", "post_attention_layernorm"),
+    (DELTA_NETS, "attn_qkv", "linear_attn.in_proj_qkv"),
+    (DELTA_NETS, "attn_gate", "linear_attn.in_proj_z"),
+    (DELTA_NETS, "ssm_in", "linear_attn.in_proj_qkvz"),
+    (DELTA_NETS, "ssm_alpha", "linear_attn.in_proj_a"),
+    (DELTA_NETS, "ssm_beta", "linear_attn.in_proj_b"),
+    (DELTA_NETS, "ssm_ba", "linear_attn.in_proj_ba"),
+    (DELTA_NETS, "ssm_conv1d", "linear_attn.conv1d"),
+    (DELTA_NETS, "ssm_norm", "linear_attn.norm"),
+    (DELTA_NETS, "ssm_out", "linear_attn.out_proj"),
+];
+
+const GEMMAS: &[Family] = &[Family::Gemma3, Family::Gemma4, Family::GemmaEmbedding];
+const SHARED_EXPERTS: &[Family] = &[Family::Glm4Moe, Family::DeepSeek2, Family::NemotronH];
+const DELTA_NETS: &[Family] = &[Family::Qwen35, Family::Qwen35Moe, Family::Qwen3Next];
+
+/// Names in the blocks of all other decoders.
+const USUAL: &[(&str, &str)] = &[
+    ("attn_norm", "input_layernorm"),
+    ("ffn_norm", "post_attention_layernorm"),
+    ("attn_q", "self_attn.q_proj"),
+    ("attn_k", "self_attn.k_proj"),
+    ("attn_v", "self_attn.v_proj"),
+    ("attn_output", "self_attn.o_proj"),
+    ("attn_q_norm", "self_attn.q_norm"),
+    ("attn_k_norm", "self_attn.k_norm"),
+    ("ffn_gate", "mlp.gate_proj"),
+    ("ffn_up", "mlp.up_proj"),
+    ("ffn_down", "mlp.down_proj"),
+    ("ffn_gate_inp", "mlp.gate"),
+    ("ffn_gate_shexp", "mlp.shared_expert.gate_proj"),
+    ("ffn_up_shexp", "mlp.shared_expert.up_proj"),
+    ("ffn_down_shexp", "mlp.shared_expert.down_proj"),
+    ("ffn_gate_inp_shexp", "mlp.shared_expert_gate"),
+];
+
+/// GGUF's names outside of the blocks of a decoder, without what they end in. The first of several for a tensor counts.
+const OUTSIDE: &[&str] = &["token_embd", "token_embd_norm", "output_norm", "output"];
+
 fn decoder_block(family: Family, stem: &str) -> Option<&'static str> {
-    // A GGUF name can denote different tensors, depending on the structure of the block.
-    let own = match (family, stem) {
-        (Family::Gemma4, "inp_gate") => Some("per_layer_input_gate"),
-        (Family::Gemma4, "proj") => Some("per_layer_projection"),
-        (Family::Gemma4, "post_norm") => Some("post_per_layer_input_norm"),
-        (Family::Gemma4, "pre_ffw_norm_2") => Some("pre_feedforward_layernorm_2"),
-        (Family::Gemma4, "post_ffw_norm_1") => Some("post_feedforward_layernorm_1"),
-        (Family::Gemma4, "post_ffw_norm_2") => Some("post_feedforward_layernorm_2"),
-        (Family::Gemma4, "ffn_gate_inp") => Some("router.proj"),
-        (Family::Gemma3 | Family::Gemma4 | Family::GemmaEmbedding, "ffn_norm") => {
-            Some("pre_feedforward_layernorm")
-        }
-        (Family::Gemma3 | Family::Gemma4 | Family::GemmaEmbedding, "post_ffw_norm") => {
-            Some("post_feedforward_layernorm")
-        }
-        (
-            Family::Gemma3 | Family::Gemma4 | Family::GemmaEmbedding | Family::Glm4Moe | Family::GptOss,
-            "post_attention_norm",
-        ) => Some("post_attention_layernorm"),
-        (Family::Olmo2 | Family::Exaone4 | Family::SeedOss, "post_attention_norm") => {
-            Some("post_attention_layernorm")
-        }
-        (Family::Olmo2 | Family::Exaone4, "post_ffw_norm") => Some("post_feedforward_layernorm"),
-        (Family::DeepSeek2, "attn_q_a") => Some("self_attn.q_a_proj"),
-        (Family::DeepSeek2, "attn_q_a_norm") => Some("self_attn.q_a_layernorm"),
-        (Family::DeepSeek2, "attn_q_b") => Some("self_attn.q_b_proj"),
-        (Family::DeepSeek2, "attn_kv_a_mqa") => Some("self_attn.kv_a_proj_with_mqa"),
-        (Family::DeepSeek2, "attn_kv_a_norm") => Some("self_attn.kv_a_layernorm"),
-        (Family::DeepSeek2, "attn_kv_b") => Some("self_attn.kv_b_proj"),
-        (Family::DeepSeek2, "attn_k_b") => Some("self_attn.k_b_proj"),
-        (Family::DeepSeek2, "attn_v_b") => Some("self_attn.v_b_proj"),
-        (Family::Mamba2 | Family::NemotronH, "attn_norm") => Some("norm"),
-        (Family::NemotronH, "attn_q") => Some("mixer.q_proj"),
-        (Family::NemotronH, "attn_k") => Some("mixer.k_proj"),
-        (Family::NemotronH, "attn_v") => Some("mixer.v_proj"),
-        (Family::NemotronH, "attn_output") => Some("mixer.o_proj"),
-        (Family::NemotronH, "ffn_up") => Some("mixer.up_proj"),
-        (Family::NemotronH, "ffn_down") => Some("mixer.down_proj"),
-        (Family::GraniteHybrid, "ffn_gate_shexp") => Some("mlp.shared_mlp.gate_proj"),
-        (Family::GraniteHybrid, "ffn_up_shexp") => Some("mlp.shared_mlp.up_proj"),
-        (Family::GraniteHybrid, "ffn_down_shexp" | "ffn_down") => Some("shared_mlp.output_linear"),
-        (Family::GptOss, "ffn_gate_inp") => Some("mlp.router"),
-        (Family::Glm4, "post_attention_norm") => Some("post_self_attn_layernorm"),
-        (Family::Glm4, "post_ffw_norm") => Some("post_mlp_layernorm"),
-        (Family::Glm4, "ffn_up") => Some("mlp.gate_up_proj"),
-        (Family::HunyuanDense, "attn_q_norm") => Some("self_attn.query_layernorm"),
-        (Family::HunyuanDense, "attn_k_norm") => Some("self_attn.key_layernorm"),
-        (Family::Starcoder2 | Family::Gpt2, "ffn_up") => Some("mlp.c_fc"),
-        (Family::Starcoder2 | Family::Gpt2, "ffn_down") => Some("mlp.c_proj"),
-        (Family::Gpt2, "attn_norm") => Some("ln_1"),
-        (Family::Gpt2, "ffn_norm") => Some("ln_2"),
-        (Family::Gpt2, "attn_qkv") => Some("attn.c_attn"),
-        (Family::Gpt2, "attn_output") => Some("attn.c_proj"),
-        (Family::Phi3, "attn_qkv") => Some("self_attn.qkv_proj"),
-        (Family::Phi3, "ffn_up") => Some("mlp.gate_up_proj"),
-        (Family::Glm4Moe | Family::DeepSeek2, "ffn_gate_shexp") => Some("mlp.shared_experts.gate_proj"),
-        (Family::Glm4Moe | Family::DeepSeek2 | Family::NemotronH, "ffn_up_shexp") => {
-            Some("mlp.shared_experts.up_proj")
-        }
-        (Family::Glm4Moe | Family::DeepSeek2 | Family::NemotronH, "ffn_down_shexp") => {
-            Some("mlp.shared_experts.down_proj")
-        }
-        (Family::Glm4Moe, "nextn.eh_proj") => Some("eh_proj"),
-        (Family::Glm4Moe, "nextn.enorm") => Some("enorm"),
-        (Family::Glm4Moe, "nextn.hnorm") => Some("hnorm"),
-        (Family::Glm4Moe, "nextn.embed_tokens") => Some("embed_tokens"),
-        (Family::Glm4Moe, "nextn.shared_head_head") => Some("shared_head.head"),
-        (Family::Glm4Moe, "nextn.shared_head_norm") => Some("shared_head.norm"),
-        (Family::Lfm2 | Family::Lfm2Moe, "shortconv.conv") => Some("conv.conv"),
-        (Family::Lfm2 | Family::Lfm2Moe, "shortconv.in_proj") => Some("conv.in_proj"),
-        (Family::Lfm2 | Family::Lfm2Moe, "shortconv.out_proj") => Some("conv.out_proj"),
-        _ if family.has_delta_nets() => delta_net_block(stem),
-        _ => None,
-    };
-    own.or(match stem {
-        "attn_norm" => Some("input_layernorm"),
-        "ffn_norm" => Some("post_attention_layernorm"),
-        "attn_q" => Some("self_attn.q_proj"),
-        "attn_k" => Some("self_attn.k_proj"),
-        "attn_v" => Some("self_attn.v_proj"),
-        "attn_output" => Some("self_attn.o_proj"),
-        "attn_q_norm" => Some("self_attn.q_norm"),
-        "attn_k_norm" => Some("self_attn.k_norm"),
-        "ffn_gate" => Some("mlp.gate_proj"),
-        "ffn_up" => Some("mlp.up_proj"),
-        "ffn_down" => Some("mlp.down_proj"),
-        "ffn_gate_inp" => Some("mlp.gate"),
-        "ffn_gate_shexp" => Some("mlp.shared_expert.gate_proj"),
-        "ffn_up_shexp" => Some("mlp.shared_expert.up_proj"),
-        "ffn_down_shexp" => Some("mlp.shared_expert.down_proj"),
-        "ffn_gate_inp_shexp" => Some("mlp.shared_expert_gate"),
-        _ => None,
-    })
+    let own = OF_FAMILIES.iter().find(|(families, own, _)| *own == stem && families.contains(&family));
+    let usual = || USUAL.iter().find(|(usual, _)| *usual == stem).map(|(_, name)| *name);
+    own.map(|(_, _, name)| *name).or_else(usual)
 }
 
-fn delta_net_block(stem: &str) -> Option<&'static str> {
-    Some(match stem {
-        "post_attention_norm" => "post_attention_layernorm",
-        "attn_qkv" => "linear_attn.in_proj_qkv",
-        "attn_gate" => "linear_attn.in_proj_z",
-        "ssm_in" => "linear_attn.in_proj_qkvz",
-        "ssm_alpha" => "linear_attn.in_proj_a",
-        "ssm_beta" => "linear_attn.in_proj_b",
-        "ssm_ba" => "linear_attn.in_proj_ba",
-        "ssm_conv1d" => "linear_attn.conv1d",
-        "ssm_norm" => "linear_attn.norm",
-        "ssm_out" => "linear_attn.out_proj",
-        _ => return None,
-    })
+/// Returns the GGUF name of a decoder's tensor, by the tables that [`role`] reads; `None` if it has none, or is part of
+/// a stack.
+pub(crate) fn gguf_name(family: Family, layers: usize, name: &str) -> Option<String> {
+    // Parameters that are neither have names of their own.
+    let (_, suffix @ ("weight" | "bias")) = name.rsplit_once('.')? else { return None };
+    let is_named = |found: &String| role(family, layers, found) == Role::Tensor(name.to_owned());
+    match SegmentId::from_tensor_name(name) {
+        SegmentId::Layer(layer) => {
+            let own = OF_FAMILIES.iter().filter(|(families, ..)| families.contains(&family));
+            let stems = own.map(|(_, stem, _)| *stem).chain(USUAL.iter().map(|(stem, _)| *stem));
+            stems.map(|stem| format!("blk.{layer}.{stem}.{suffix}")).find(is_named)
+        }
+        _ => OUTSIDE.iter().map(|stem| format!("{stem}.{suffix}")).find(is_named),
+    }
+}
+
+/// GGUF's names of stacks of experts.
+const STACKS: &[&str] = &["ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"];
+
+/// Returns the GGUF name of the stack that a matrix of an expert belongs to, and the expert's number.
+pub(crate) fn gguf_stack(family: Family, layers: usize, name: &str) -> Option<(String, usize)> {
+    let SegmentId::Layer(layer) = SegmentId::from_tensor_name(name) else { return None };
+    let (before, rest) = name.split_once("experts.")?;
+    let (expert, projection) = rest.strip_suffix(".weight")?.split_once('.')?;
+    let holds = |found: &String| match role(family, layers, found) {
+        Role::Experts { prefix, projections } => prefix == before && projections == [projection],
+        _ => false,
+    };
+    let stack = STACKS.iter().map(|stem| format!("blk.{layer}.{stem}.weight")).find(holds)?;
+    Some((stack, expert.parse().ok()?))
 }
 
 /// Translates a tensor of Mamba-2 behind the layer's number.
@@ -433,6 +459,8 @@ mod tests {
             (Family::Llama, "something.else", "something.else"),
         ] {
             assert_eq!(role(family, 8, name), Role::Tensor(expected.into()), "{name}");
+            let back = gguf_name(family, 8, expected);
+            assert!(back.is_none_or(|back| back == name), "{expected}");
         }
         let stacks: [(_, _, _, &[&str]); 3] = [
             (Family::Qwen3Moe, "blk.1.ffn_down_exps.weight", "model.layers.1.mlp.", &["down_proj"]),
@@ -449,5 +477,38 @@ mod tests {
             assert_eq!(role(family, 8, name), Role::Experts { prefix, projections }, "{name}");
         }
         assert_eq!(role(Family::Phi3, 8, "rope_factors_long.weight"), Role::RopeFactors(RopeFactors::Long));
+    }
+
+    #[test]
+    fn experts_find_their_stack() {
+        let name = "model.layers.3.mlp.experts.12.down_proj.weight";
+        let stack = Some(("blk.3.ffn_down_exps.weight".to_owned(), 12));
+        assert_eq!(gguf_stack(Family::Qwen3Moe, 8, name), stack);
+        for name in
+            ["model.layers.3.mlp.experts.1.w1.weight", "model.layers.3.mlp.gate.weight", "lm_head.weight"]
+        {
+            assert_eq!(gguf_stack(Family::Qwen3Moe, 8, name), None);
+        }
+    }
+
+    #[test]
+    fn names_of_dense_families_have_a_way_back() {
+        for (family, name, expected) in [
+            (Family::Llama, "lm_head.weight", Some("output.weight")),
+            (Family::Llama, "model.layers.3.post_attention_layernorm.weight", Some("blk.3.ffn_norm.weight")),
+            (
+                Family::Olmo2,
+                "model.layers.3.post_attention_layernorm.weight",
+                Some("blk.3.post_attention_norm.weight"),
+            ),
+            (Family::Phi3, "model.layers.0.mlp.gate_up_proj.weight", Some("blk.0.ffn_up.weight")),
+            (Family::Qwen2, "model.layers.0.self_attn.q_proj.bias", Some("blk.0.attn_q.bias")),
+            (Family::Starcoder2, "model.layers.0.mlp.c_proj.bias", Some("blk.0.ffn_down.bias")),
+            (Family::Qwen3Moe, "model.layers.0.mlp.experts.0.up_proj.weight", None),
+            (Family::Llama, "model.layers.0.self_attn.rotary_emb.inv_freq", None),
+            (Family::Bert, "encoder.layer.1.output.LayerNorm.weight", None),
+        ] {
+            assert_eq!(gguf_name(family, 8, name).as_deref(), expected, "{name}");
+        }
     }
 }

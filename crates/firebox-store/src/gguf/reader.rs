@@ -7,8 +7,8 @@ use crate::encoding::{BlockType, Dtype, Encoding};
 use crate::error::Fault;
 use crate::excerpt::Excerpt;
 
-const MAGIC: &[u8; 4] = b"GGUF";
-const DEFAULT_ALIGNMENT: u64 = 32;
+pub(super) const MAGIC: &[u8; 4] = b"GGUF";
+pub(super) const DEFAULT_ALIGNMENT: u64 = 32;
 
 /// The number of dimensions of a ggml tensor.
 const MAX_DIMENSIONS: u32 = 4;
@@ -153,7 +153,7 @@ fn check_overlaps(entries: &[Entry]) -> Result<(), Fault> {
 }
 
 /// The encoding of a ggml type number.
-fn encoding(kind: u32) -> Option<Encoding> {
+pub(super) fn encoding(kind: u32) -> Option<Encoding> {
     Some(match kind {
         0 => Encoding::Plain(Dtype::F32),
         1 => Encoding::Plain(Dtype::F16),
