@@ -12,6 +12,17 @@ pub enum TextError {
     )]
     MissingTokenizer,
 
+    /// A tokenizer has a part that another format has no form for.
+    #[error(
+        "the tokenizer cannot be written as {form}: {reason}; use the model in its own format, or the published file of that format"
+    )]
+    NotWritten {
+        /// The other format.
+        form: &'static str,
+        /// The part.
+        reason: String,
+    },
+
     /// `tokenizer.json` is invalid.
     #[error("`tokenizer.json` is not usable: {reason}; download it again from where the model came from")]
     InvalidTokenizerJson {

@@ -26,7 +26,7 @@ use tokenizers::{AddedToken, ModelWrapper};
 
 /// The values of `tokenizer.ggml.token_type`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum TokenType {
+pub(crate) enum TokenType {
     Normal,
     Unknown,
     Control,
@@ -48,18 +48,18 @@ impl TokenType {
         }
     }
 
-    fn is_special(self) -> bool {
+    pub fn is_special(self) -> bool {
         matches!(self, TokenType::Unknown | TokenType::Control)
     }
 }
 
 /// A vocabulary with consistent arrays and existing special ids.
-struct Checked<'a> {
-    source: &'a GgufVocabulary,
-    tokens: Vec<String>,
-    types: Vec<TokenType>,
-    scores: Vec<f32>,
-    named: SpecialTokens,
+pub(crate) struct Checked<'a> {
+    pub source: &'a GgufVocabulary,
+    pub tokens: Vec<String>,
+    pub types: Vec<TokenType>,
+    pub scores: Vec<f32>,
+    pub named: SpecialTokens,
 }
 
 pub(crate) fn parse(source: &GgufVocabulary) -> Result<Parsed, TextError> {
@@ -79,7 +79,7 @@ pub(crate) fn parse(source: &GgufVocabulary) -> Result<Parsed, TextError> {
 }
 
 impl<'a> Checked<'a> {
-    fn new(source: &'a GgufVocabulary) -> Result<Self, TextError> {
+    pub fn new(source: &'a GgufVocabulary) -> Result<Self, TextError> {
         let count = source.tokens.len();
         if count == 0 || u32::try_from(count).is_err() {
             return Err(TextError::InvalidVocabulary {
@@ -119,7 +119,7 @@ impl<'a> Checked<'a> {
     }
 
     /// Refuses duplicate tokens, for models that do not detect them on their own.
-    fn require_distinct(&self) -> Result<(), TextError> {
+    pub fn require_distinct(&self) -> Result<(), TextError> {
         let mut seen: HashMap<&str, u32> = HashMap::with_capacity(self.tokens.len());
         for (id, token) in (0..).zip(&self.tokens) {
             if let Some(first) = seen.insert(token, id) {
@@ -198,7 +198,7 @@ impl<'a> Checked<'a> {
         Ok(Pipeline::new(CustomModel(RankedBpe::new(vocabulary, merges, options)?)))
     }
 
-    fn text_of(&self, id: Option<u32>) -> Option<String> {
+    pub fn text_of(&self, id: Option<u32>) -> Option<String> {
         self.tokens.get(id? as usize).cloned()
     }
 
@@ -333,7 +333,7 @@ impl<'a> Checked<'a> {
         Ok(steps)
     }
 
-    fn frame(&self, bos_by_default: bool, eos_by_default: bool) -> Frame {
+    pub fn frame(&self, bos_by_default: bool, eos_by_default: bool) -> Frame {
         let bos = self.source.add_bos.unwrap_or(bos_by_default);
         let eos = self.source.add_eos.unwrap_or(eos_by_default);
         Frame {

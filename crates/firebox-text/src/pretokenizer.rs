@@ -1,6 +1,7 @@
 //! GGUF's named pre-tokenizers, which split a text into words.
 
 use crate::error::TextError;
+use serde_json::Value;
 use tokenizers::SplitDelimiterBehavior;
 use tokenizers::normalizers::{NFC, NormalizerWrapper};
 use tokenizers::pre_tokenizers::PreTokenizerWrapper;
@@ -50,6 +51,34 @@ const DIGIT: &str = r"\p{N}";
 const DIGITS: &str = r"\p{N}+";
 const THREE_DIGITS: &str = "[0-9][0-9][0-9]";
 const DIGITS_TO_THREE: &str = r"\p{N}{1,3}";
+
+/// A name for each of the settings that [`named`](PreTokenizer::named) knows, the most usual one.
+const NAMES: [&str; 24] = [
+    "qwen2",
+    "llama-bpe",
+    "gpt-2",
+    "smollm",
+    "tekken",
+    "gpt-4o",
+    "qwen35",
+    "stablelm2",
+    "glm4",
+    "deepseek-v3",
+    "deepseek-coder",
+    "deepseek-llm",
+    "minicpm5",
+    "granite-embed-multi-97m",
+    "falcon",
+    "bloom",
+    "viking",
+    "tiny_aya",
+    "superbpe",
+    "bailingmoe",
+    "seed-coder",
+    "exaone-moe",
+    "laguna",
+    "default",
+];
 
 /// The settings behind a value of `tokenizer.ggml.pre`.
 #[derive(Debug, Clone, Copy)]
@@ -112,6 +141,26 @@ impl PreTokenizer {
         })
     }
 
+    /// Returns a name for the steps of a `tokenizer.json` before its byte-level model, if there is one.
+    pub fn name_of(normalizer: &Value, pre_tokenizer: &Value, ignore_merges: bool) -> Option<&'static str> {
+        let compose = match normalizer.get("type").and_then(Value::as_str) {
+            None => false,
+            Some("NFC") => true,
+            Some(_) => return None,
+        };
+        let steps = pre_tokenizer.get("pretokenizers").and_then(Value::as_array).map(Vec::as_slice);
+        let mut patterns = Vec::new();
+        for step in steps.unwrap_or(std::slice::from_ref(pre_tokenizer)) {
+            patterns.extend(pattern(step)?);
+        }
+        NAMES.into_iter().find(|name| {
+            let is_same = |it: &Self| {
+                it.compose == compose && it.ignore_merges == ignore_merges && it.patterns == patterns
+            };
+            Self::named(name).is_ok_and(|settings| is_same(&settings))
+        })
+    }
+
     pub fn normalizer(&self) -> Option<NormalizerWrapper> {
         self.compose.then(|| NFC.into())
     }
@@ -130,9 +179,41 @@ impl PreTokenizer {
     }
 }
 
+/// The pattern by which a step of a `tokenizer.json` splits a text. The outer `None` says that it does something else, the
+/// inner that it does not split.
+fn pattern(step: &Value) -> Option<Option<&str>> {
+    let is = |field: &str, value: Value| step.get(field) == Some(&value);
+    match step.get("type").and_then(Value::as_str)? {
+        "Split" if is("behavior", "Isolated".into()) && is("invert", false.into()) => {
+            step.pointer("/pattern/Regex").and_then(Value::as_str).map(Some)
+        }
+        "Digits" if is("individual_digits", true.into()) => Some(Some(DIGIT)),
+        "ByteLevel" if is("add_prefix_space", true.into()) => None,
+        "ByteLevel" if is("use_regex", false.into()) => Some(None),
+        "ByteLevel" => Some(Some(GPT2)),
+        _ => None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::PreTokenizer;
+    use super::{NAMES, PreTokenizer};
+
+    #[test]
+    fn what_a_name_stands_for_has_a_name() {
+        for name in NAMES {
+            let settings = PreTokenizer::named(name).unwrap();
+            let [normalizer, splitter] = [
+                serde_json::to_value(settings.normalizer()).unwrap(),
+                serde_json::to_value(settings.splitter().unwrap()).unwrap(),
+            ];
+            let found = PreTokenizer::name_of(&normalizer, &splitter, settings.ignore_merges).unwrap();
+            let found = PreTokenizer::named(found).unwrap();
+            assert_eq!(found.patterns, settings.patterns, "{name}");
+        }
+        let lower = serde_json::json!({"type": "Lowercase"});
+        assert_eq!(PreTokenizer::name_of(&lower, &serde_json::Value::Null, false), None);
+    }
 
     #[test]
     fn every_pattern_compiles() {

@@ -124,6 +124,11 @@ impl TokenTable {
         self.kind(id) == Kind::Special
     }
 
+    /// Returns whether a token is matched in text as a whole, without being special.
+    pub fn is_added(&self, id: u32) -> bool {
+        self.kind(id) == Kind::Added
+    }
+
     /// Returns whether a token means more than its text. That holds for control tokens, and for added tokens such as `<tool_call>`
     /// that are not runs of white space.
     pub fn is_control(&self, id: u32) -> bool {

@@ -241,6 +241,34 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Parsed, TextError> {
     finished(Backend::Hub(Box::new(pipeline)), pieces, unk)
 }
 
+/// The steps and the merges of a file whose model is BPE with a list of merges.
+pub(crate) struct RankedOutline {
+    pub normalizer: Value,
+    pub pre_tokenizer: Value,
+    pub merges: Vec<(String, String)>,
+    pub byte_fallback: bool,
+    pub ignore_merges: bool,
+}
+
+/// Reads the outline of a file that was parsed before. Other models are refused.
+pub(crate) fn outline(bytes: &[u8]) -> Result<RankedOutline, TextError> {
+    let outline: Outline = serde_json::from_slice(bytes).map_err(|error| invalid(&error))?;
+    if !outline.model.is_ranked() {
+        let kind = outline.model.kind.as_deref().unwrap_or("unknown");
+        let reason = format!("its model is {kind}, and not BPE with a list of merges");
+        return Err(TextError::NotWritten { form: "GGUF metadata", reason });
+    }
+    let RankedFile { model, .. } = serde_json::from_slice(bytes).map_err(|error| invalid(&error))?;
+    let merges = model.merges.iter().filter(|merge| !merge.is_heading()).filter_map(MergeOutline::parts);
+    Ok(RankedOutline {
+        normalizer: outline.normalizer,
+        pre_tokenizer: outline.pre_tokenizer,
+        merges: merges.map(|(left, right)| (left.to_owned(), right.to_owned())).collect(),
+        byte_fallback: model.byte_fallback.unwrap_or(false),
+        ignore_merges: model.ignore_merges.unwrap_or(false),
+    })
+}
+
 fn invalid(reason: &dyn fmt::Display) -> TextError {
     TextError::InvalidTokenizerJson { reason: reason.to_string() }
 }
