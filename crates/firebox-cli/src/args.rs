@@ -11,6 +11,7 @@ use crate::console::OutputArgs;
 use crate::devices::DevicesArgs;
 use crate::doctor::DoctorArgs;
 use crate::embed::EmbedArgs;
+use crate::export::ExportArgs;
 use crate::head::HeadCommand;
 use crate::import::ImportArgs;
 use crate::inspect::InspectArgs;
@@ -83,6 +84,8 @@ pub enum Command {
     Pull(PullArgs),
     /// Write a model as a bundle, quantizing it if asked to
     Import(ImportArgs),
+    /// Write a model for other engines: as a directory of safetensors, or as a GGUF file
+    Export(ExportArgs),
     /// Show what is in a model
     Inspect(InspectArgs),
     /// Check that a model is intact, or that it computes what it should

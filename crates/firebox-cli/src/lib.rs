@@ -31,6 +31,7 @@ mod credentials;
 mod devices;
 mod doctor;
 mod embed;
+mod export;
 mod fitting;
 mod generating;
 mod grammar;
@@ -118,6 +119,7 @@ fn act(command: Command, configuration: &Configuration, console: &Console) -> an
         #[cfg(feature = "hub")]
         Command::Pull(args) => pull::pull(&args, console),
         Command::Import(args) => import::import(&args, console),
+        Command::Export(args) => export::export(&args, console),
         Command::Inspect(args) => inspect::inspect(&args, console),
         Command::Verify(args) => verify::verify(&args, console),
         Command::Perplexity(args) => perplexity::perplexity(&args, console),

@@ -11,6 +11,7 @@ pub mod decode;
 mod device;
 mod embed;
 mod error;
+pub mod export;
 mod grammar_cache;
 #[cfg(test)]
 mod grammar_outputs;

@@ -7,6 +7,7 @@ mod completions;
 mod configuration;
 mod doctor;
 mod embed;
+mod export;
 mod fitting;
 mod grammar;
 mod head;
