@@ -110,7 +110,7 @@ impl<'a> Encodings<'a> {
         narrow: Quantization,
         wide: Quantization,
     ) -> Result<f64, StoreError> {
-        let mut reader = RowReader::new(checkpoint, info)?;
+        let mut reader = RowReader::of_matrix(checkpoint, &info.name)?;
         let importance = match self.importance_of(info)? {
             Some(importance) => importance.to_vec(),
             None => vec![1.0; reader.inputs],
@@ -119,9 +119,10 @@ impl<'a> Encodings<'a> {
         let tiles = reader.rows.div_ceil(TILE_ROWS);
         let (mut avoided, mut squares) = (0.0f64, 0.0f64);
         let mut values = Vec::new();
-        for tile in (0..tiles).step_by(tiles.div_ceil(MEASURED_TILES)) {
+        for tile in (0..tiles).step_by(tiles.div_ceil(MEASURED_TILES).max(1)) {
             let first = tile * TILE_ROWS;
-            reader.read(first..reader.rows.min(first + TILE_ROWS), &mut values)?;
+            let rows = first..reader.rows.min(first + TILE_ROWS);
+            reader.numbers(&rows, &mut values)?;
             for row in values.chunks(reader.inputs) {
                 for (group, importance) in row.chunks(narrow.group).zip(importance.chunks(narrow.group)) {
                     let plain = scale_of(narrow.bits, group).map_err(fault)?;

@@ -13,13 +13,16 @@ use crate::encodings::Encodings;
 use crate::error::StoreError;
 use crate::files::File;
 use crate::manifest::{ManifestSegment, ManifestTensor, file_of};
-use crate::packed::PackedTensor;
 use crate::progress::Progress;
-use crate::quantize::{encode, quantize_tiles};
-use crate::row_reader::{BUFFER_BYTES, RowReader};
+use crate::quantize::quantize_tiles;
+use crate::row_reader::RowReader;
 use crate::safetensors_writer::{FileLayout, TensorWriter};
 use crate::segment::SegmentId;
 use crate::tensor_index::{Span, TensorInfo};
+use crate::tensor_rows::{Conversion, TensorRows};
+
+/// Bytes of a tensor that are copied at a time: enough to stream from a disk, small beside any model.
+const COPIED_BYTES: usize = 4 << 20;
 
 /// Writes the segments of a checkpoint in a bundle's format.
 pub(crate) struct SegmentWriter<'a> {
@@ -68,7 +71,7 @@ impl SegmentWriter<'_> {
                 (Encoding::Grouped(quantization), _) if target != info.encoding => {
                     self.quantize(info, quantization, &mut writer)?;
                 }
-                (_, Some(packed)) => self.unpack(info, packed, target, &mut writer)?,
+                (_, Some(_)) => self.unpack(info, target, &mut writer)?,
                 (_, None) => {
                     self.copy(&info.name, place.data, &mut writer)?;
                     if let Some(scales) = place.scales {
@@ -84,14 +87,14 @@ impl SegmentWriter<'_> {
 
     fn copy(&mut self, name: &str, span: Span, writer: &mut TensorWriter) -> Result<(), StoreError> {
         let source = self.checkpoint.file(span);
-        let mut buffer = vec![0; span.len.min(BUFFER_BYTES)];
+        let mut buffer = vec![0; span.len.min(COPIED_BYTES)];
         let mut at = 0;
         while at < span.len {
             let len = buffer.len().min(span.len - at);
             source.read_at(&mut buffer[..len], span.start + at)?;
             writer.write(&buffer[..len])?;
             at += len;
-            self.advance(name, len);
+            self.advance(name, len as u64);
         }
         Ok(())
     }
@@ -103,23 +106,19 @@ impl SegmentWriter<'_> {
         writer: &mut TensorWriter,
     ) -> Result<(), StoreError> {
         let fault = |reason: String| StoreError::Quantize { tensor: info.name.clone(), reason };
-        let mut reader = RowReader::new(self.checkpoint, info)?;
-        let (rows, inputs) = (reader.rows, reader.inputs);
+        let mut reader = RowReader::of_matrix(self.checkpoint, &info.name)?;
         let importance = self.encodings.importance_of(info)?;
         let mut spill = self.open_spill()?;
         let (mut values, mut packed, mut scales) = (Vec::new(), Vec::new(), Vec::new());
-        let mut row = 0;
-        while row < rows {
-            let end = rows.min(row + reader.rows_at_once());
-            let bytes = reader.read(row..end, &mut values)?;
+        for rows in reader.tiles() {
             packed.clear();
             scales.clear();
-            quantize_tiles(quantization, &values, inputs, importance, &mut packed, &mut scales)
-                .map_err(|(at, reason)| fault(format!("row {}: {reason}", row + at)))?;
+            reader.numbers(&rows, &mut values)?;
+            quantize_tiles(quantization, &values, reader.inputs, importance, &mut packed, &mut scales)
+                .map_err(|(at, reason)| fault(format!("row {}: {reason}", rows.start + at)))?;
             writer.write(&packed)?;
             spill.write_all(&scales).map_err(|error| StoreError::io(&self.spill, "write", error))?;
-            row = end;
-            self.advance(&info.name, bytes);
+            self.advance(&info.name, reader.stored_bytes(&rows));
         }
         writer.next_tensor()?;
         self.append_spill(spill, writer)?;
@@ -132,36 +131,15 @@ impl SegmentWriter<'_> {
     fn unpack(
         &mut self,
         info: &TensorInfo,
-        packed: &PackedTensor,
         target: Encoding,
         writer: &mut TensorWriter,
     ) -> Result<(), StoreError> {
-        if let Encoding::Block(_) = target {
-            let rows = packed.rows();
-            for row in 0..rows {
-                let mut blocks = Vec::new();
-                packed.unpack_blocks(self.checkpoint.mappings(), row, &mut blocks);
-                writer.write(&blocks)?;
-                self.advance(&info.name, info.bytes as usize / rows);
-            }
-            return Ok(());
-        }
-        let (rows, inputs) = (packed.rows(), packed.inputs());
-        let chunk = (BUFFER_BYTES / (inputs.max(1) * size_of::<f32>())).max(1);
-        let mut values = Vec::new();
-        for row in (0..rows).step_by(chunk) {
-            let end = rows.min(row + chunk);
-            values.clear();
-            for row in row..end {
-                packed
-                    .unpack_row(self.checkpoint.mappings(), row, &mut values)
-                    .map_err(|reason| StoreError::Decode { tensor: info.name.clone(), reason })?;
-            }
-            let written = encode(&info.name, &values, &[end - row, inputs], target)?;
-            writer.write(&written.data)?;
-            self.advance(&info.name, info.bytes as usize / rows * (end - row));
-        }
-        Ok(())
+        let tensor = TensorRows::new(self.checkpoint, &info.name, Conversion::none(target))?;
+        tensor.for_each_part(|bytes, stored| {
+            writer.write(bytes)?;
+            self.advance(&info.name, stored);
+            Ok(())
+        })
     }
 
     fn open_spill(&self) -> Result<File, StoreError> {
@@ -183,8 +161,8 @@ impl SegmentWriter<'_> {
         }
     }
 
-    fn advance(&mut self, item: &str, bytes: usize) {
-        self.done += bytes as u64;
+    fn advance(&mut self, item: &str, bytes: u64) {
+        self.done += bytes;
         (self.progress)(Progress { item: item.to_owned(), done: self.done, total: self.total });
     }
 }

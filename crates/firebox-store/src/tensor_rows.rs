@@ -1,15 +1,14 @@
 //! A checkpoint's tensor in another encoding or order of rows, read in parts, so that memory does not depend on its size.
 
+use std::ops::Range;
+
 use crate::checkpoint::Checkpoint;
 use crate::encoding::{Bits, BlockType, Dtype, Encoding, Q4_CHUNK, Quantization, TILE_ROWS, TILE_WORD};
 use crate::error::StoreError;
+use crate::packed::PackedTensor;
 use crate::quantize::encode;
-use crate::tensor_index::{Place, Span, TensorInfo};
+use crate::row_reader::RowReader;
 use crate::tile::{self, SCALE};
-use crate::weight::decode;
-
-/// Bytes of a part's numbers in memory, but for tensors whose rows are longer.
-const PART_BYTES: usize = 4 << 20;
 
 /// The order of the rows of a matrix, or of the elements of a bias.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,14 +69,12 @@ pub(crate) fn lossless_block(quantization: Quantization, inputs: usize) -> Optio
     inputs.is_multiple_of(block.block_len()).then_some(block)
 }
 
-/// The rows of a tensor. A vector of numbers has a row for each.
+/// The rows of a tensor, to be converted.
 pub(crate) struct TensorRows<'a> {
+    reader: RowReader<'a>,
+    packed: Option<&'a PackedTensor>,
     checkpoint: &'a Checkpoint,
-    info: &'a TensorInfo,
-    place: Place,
     conversion: Conversion,
-    rows: usize,
-    inputs: usize,
 }
 
 impl<'a> TensorRows<'a> {
@@ -86,89 +83,62 @@ impl<'a> TensorRows<'a> {
         name: &str,
         conversion: Conversion,
     ) -> Result<Self, StoreError> {
-        let (info, place) = checkpoint.entry(name)?;
-        let (rows, inputs) = match (info.shape.as_slice(), info.encoding) {
-            ([], _) => (1, 1),
-            ([elements], Encoding::Plain(_)) => (*elements, 1),
-            ([outer @ .., inputs], _) => (outer.iter().product(), *inputs),
-        };
-        if !rows.is_multiple_of(conversion.order.head()) {
-            let reason = format!("{rows} rows are not whole heads of {}", conversion.order.head());
+        let reader = RowReader::new(checkpoint, name)?;
+        let head = conversion.order.head();
+        if !reader.rows.is_multiple_of(head) {
+            let reason = format!("{} rows are not whole heads of {head}", reader.rows);
             return Err(StoreError::Decode { tensor: name.to_owned(), reason });
         }
-        Ok(Self { checkpoint, info, place: *place, conversion, rows, inputs })
+        Ok(Self { reader, packed: checkpoint.packed(name), checkpoint, conversion })
     }
 
     /// Hands the converted bytes on part by part, each with the number of stored bytes that it was made from.
     pub(crate) fn for_each_part(
-        &self,
+        mut self,
         mut take: impl FnMut(&[u8], u64) -> Result<(), StoreError>,
     ) -> Result<(), StoreError> {
-        if self.rows == 0 || self.inputs == 0 {
+        if self.reader.inputs == 0 {
             return Ok(());
         }
         // Whole heads, and whole tiles of quantized rows.
-        let unit = self.conversion.order.head() * TILE_ROWS;
-        let part = (PART_BYTES / (self.inputs * size_of::<f32>())).max(1).next_multiple_of(unit);
-        let mut row = 0;
-        while row < self.rows {
-            let count = part.min(self.rows - row);
-            let bytes = self.ordered(self.converted(row, count)?, count);
-            let stored = self.info.bytes * count as u64 / self.rows as u64;
-            take(&bytes, stored)?;
-            row += count;
+        for rows in self.reader.parts(self.conversion.order.head() * TILE_ROWS) {
+            let converted = self.converted(&rows)?;
+            let bytes = self.ordered(converted, rows.len());
+            take(&bytes, self.reader.stored_bytes(&rows))?;
         }
         Ok(())
     }
 
     /// Some rows in the target's encoding, in the stored order.
-    fn converted(&self, row: usize, count: usize) -> Result<Vec<u8>, StoreError> {
-        let fault = |reason| StoreError::Decode { tensor: self.info.name.clone(), reason };
-        let target = self.conversion.encoding;
-        let unchanged = target == self.info.encoding && self.conversion.added == 0.0;
-        let mut values = Vec::new();
-        if let Some(packed) = self.checkpoint.packed(&self.info.name) {
-            let rows = row..row + count;
-            if let Encoding::Block(_) = packed.encoding() {
+    fn converted(&mut self, rows: &Range<usize>) -> Result<Vec<u8>, StoreError> {
+        let (info, inputs, target) = (self.reader.info, self.reader.inputs, self.conversion.encoding);
+        let unchanged = target == info.encoding && self.conversion.added == 0.0;
+        match (self.packed, info.encoding, target) {
+            (Some(packed), _, Encoding::Block(_)) if unchanged => {
                 let mut blocks = Vec::new();
-                rows.for_each(|row| packed.unpack_blocks(self.checkpoint.mappings(), row, &mut blocks));
-                if unchanged {
-                    return Ok(blocks);
-                }
-                decode(packed.encoding(), self.inputs, &blocks, &[], &mut values);
-            } else {
-                for row in rows {
-                    packed.unpack_row(self.checkpoint.mappings(), row, &mut values).map_err(fault)?;
-                }
+                let mappings = self.checkpoint.mappings();
+                rows.clone().for_each(|row| packed.unpack_blocks(mappings, row, &mut blocks));
+                return Ok(blocks);
             }
-        } else {
-            let data = self.read(self.place.data, row, count)?;
-            let scales = self.place.scales.map(|span| self.read(span, row, count)).transpose()?;
-            let scales = scales.unwrap_or_default();
-            match (self.info.encoding, target) {
-                (Encoding::Plain(_) | Encoding::Block(_), _) if unchanged => return Ok(data),
-                (Encoding::Grouped(quantization), Encoding::Block(block))
-                    if lossless_block(quantization, self.inputs) == Some(block) =>
-                {
-                    return Ok(blocks(quantization, self.inputs, &data, &scales));
-                }
-                (encoding, _) => decode(encoding, self.inputs, &data, &scales, &mut values),
+            (None, Encoding::Plain(_) | Encoding::Block(_), _) if unchanged => {
+                return Ok(self.reader.stored(rows)?.0.to_vec());
             }
+            (None, Encoding::Grouped(quantization), Encoding::Block(block))
+                if lossless_block(quantization, inputs) == Some(block) =>
+            {
+                let (data, scales) = self.reader.stored(rows)?;
+                return Ok(blocks(quantization, inputs, data, scales));
+            }
+            _ => {}
         }
+        let mut values = Vec::new();
+        self.reader.numbers(rows, &mut values)?;
         // Adding nothing would change zeros below zero.
         if self.conversion.added != 0.0 {
             values.iter_mut().for_each(|value| *value += self.conversion.added);
         }
-        let written = encode(&self.info.name, &values, &[count, self.inputs], target)?;
+        let written = encode(&info.name, &values, &[rows.len(), inputs], target)?;
         Ok(written.data.to_vec())
-    }
-
-    /// The bytes of some rows. A span consists of equal rows, as its shape was checked for.
-    fn read(&self, span: Span, row: usize, count: usize) -> Result<Vec<u8>, StoreError> {
-        let row_bytes = span.len / self.rows;
-        let mut bytes = vec![0; count * row_bytes];
-        self.checkpoint.file(span).read_at(&mut bytes, span.start + row * row_bytes)?;
-        Ok(bytes)
     }
 
     fn ordered(&self, bytes: Vec<u8>, count: usize) -> Vec<u8> {
